@@ -1,0 +1,46 @@
+# Two commands on a fresh machine: `make demo` and `make test`.
+# TORCH_INDEX=URL takes torch from another wheel index (PyTorch publishes one for CPU and one for
+# each CUDA version); without it pip's own configuration decides.
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
+INSTALL = $(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+
+.PHONY: demo test lint types unit real bench clean
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/headatlas classify
+
+test: lint types unit
+
+lint: $(VENV)/.installed-test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+types: $(VENV)/.installed-test
+	$(VENV)/bin/pyright
+
+unit: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest
+
+# The tests that need the real weights of smollm2-135m (fetched once, 93 MB).
+real: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest tests -m real
+
+bench: $(VENV)/.installed-test
+	$(VENV)/bin/python -m tests.bench.classify_cost
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(INSTALL) -e '.[test]'
+	@touch $@ $(VENV)/.installed
+
+clean:
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""What heads do: kinds, scores, labels with their nulls, the atlas and the command line."""

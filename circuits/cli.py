@@ -1,0 +1,251 @@
+"""The command line: `headatlas classify` and `headatlas plot`.
+
+Exit status: 0, or 2 with one line on standard error where the user can mend it. Tables and
+summaries go to standard output, progress to standard error.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from headatlas import __version__
+
+from ..interp.errors import InputError
+
+app = typer.Typer(
+    name="headatlas",
+    help="An atlas of attention heads: what each head of a transformer does, with evidence.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(help="tiny, smollm2-135m, a .gguf file, a local directory, or a hub id."),
+]
+TextOption = Annotated[Path | None, typer.Option("--text", help="A UTF-8 text file.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+
+_GRADE_STYLE = {"strong": "bold green", "weak": "green", "ambiguous": "yellow"}
+_TABLE_ROWS = 60
+
+
+def main() -> None:
+    """Run the command line; a user error ends in one line and status 2."""
+    try:
+        app()
+    except InputError as error:
+        message = " ".join(str(error).split())  # one line, whatever a file name holds
+        print(f"headatlas: {message}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("headatlas: interrupted; nothing was written.", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"headatlas {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def classify(
+    model: ModelArgument = "tiny",
+    kinds: Annotated[
+        str | None, typer.Option(help="Kinds to score, separated by commas; all by default.")
+    ] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(help="Tokens per document; 256 or the context by default.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(help="Documents per prompt set.")] = 64,
+    text: TextOption = None,
+    bos: Annotated[
+        bool | None, typer.Option("--bos/--no-bos", help="Start with a BOS; tokenizer's habit.")
+    ] = None,
+    null_draws: Annotated[
+        int, typer.Option(min=0, help="Permuted labels to score beside the true ones.")
+    ] = 0,
+    seed: SeedOption = 0,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Write .json, .csv or .parquet.")
+    ] = None,
+) -> None:
+    """Say what each attention head does, with the evidence for it."""
+    from ..interp.files import check_target
+    from ..interp.tokens import read_text
+    from .atlas_file import check_suffix
+    from .kinds import choose_kinds
+
+    # everything that can be refused is refused before the model is loaded
+    chosen = choose_kinds(kinds)
+    if out is not None:
+        check_suffix(out)
+        check_target(out)
+    running_text = None if text is None else read_text(text)
+    loaded, tokenizer = _load(model)
+
+    from .classify import classify as run
+
+    with _progress() as report:
+        atlas = run(
+            loaded, tokenizer, kinds=chosen, prompts=prompts, seq_len=seq_len, text=running_text,
+            prepend_bos=bos, null_draws=null_draws, seed=seed, progress=report,
+        )  # fmt: skip
+    atlas.model["name"] = model
+    _show(atlas)
+    if out is not None:
+        atlas.save(out)
+        print(
+            f"wrote {out}: {len(atlas.rows)} rows, {atlas.n_heads} heads × {len(atlas.kinds)} kinds"
+        )
+
+
+@app.command()
+def plot(
+    model: ModelArgument = "tiny",
+    heads: Annotated[
+        str, typer.Option(help="Heads to show, separated by commas, such as L18H6,L17H3.")
+    ] = "L0H0",
+    text: TextOption = None,
+    bos: Annotated[
+        bool | None, typer.Option("--bos/--no-bos", help="Start with a BOS; tokenizer's habit.")
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--out", help="Write .html.")] = Path("pattern.html"),
+) -> None:
+    """Draw the attention patterns of some heads on a text, as an offline web page."""
+    from ..interp.capture import capture
+    from ..interp.files import check_target
+    from ..interp.grammar import natural_text
+    from ..interp.heads import HeadId
+    from ..interp.plots import check_figure_suffix, plot_pattern, write_figure
+    from ..interp.tokens import read_text
+
+    wanted = [HeadId.parse(name.strip()) for name in heads.split(",")]
+    check_figure_suffix(out)
+    check_target(out)
+    running_text = natural_text(60, seed=0) if text is None else read_text(text)
+    loaded, tokenizer = _load(model)
+    if tokenizer is None:
+        raise InputError(f"{model} has no tokenizer, so a text cannot be shown to it.")
+    _check_length(loaded, tokenizer, running_text, bos)
+    cache = capture(
+        loaded, tokenizer, running_text, names_filter="pattern", heads=wanted, prepend_bos=bos
+    )
+    patterns = [_pattern(cache, head) for head in wanted]
+
+    import torch
+
+    figure = plot_pattern(
+        torch.stack(patterns), tokens=cache.tokens[0], heads=[str(head) for head in wanted],
+        title=f"{model}: {', '.join(str(head) for head in wanted)}",
+    )  # fmt: skip
+    write_figure(figure, out)
+    print(f"wrote {out}: {len(wanted)} pattern(s) of {patterns[0].shape[-1]} tokens")
+
+
+def _pattern(cache: Any, head: Any) -> Any:
+    """One head's pattern out of a cache narrowed to some heads."""
+    layer = [one for one in cache.heads if (one.site, one.layer) == (head.site, head.layer)]
+    return cache["pattern", head.layer, head.site][0, layer.index(head)]
+
+
+def _check_length(model: Any, tokenizer: Any, text: str, bos: bool | None) -> None:
+    from ..interp.tokens import context_length, tokenize
+
+    context, tokens = context_length(model), tokenize(tokenizer, [text], prepend_bos=bos)
+    if context is not None and tokens.ids.shape[1] > context:
+        raise InputError(
+            f"the text has {tokens.ids.shape[1]} tokens and the model's context is {context}; "
+            "pass a shorter text."
+        )
+
+
+def _load(source: str) -> tuple[Any, Any]:
+    console = Console(stderr=True)
+    with console.status(f"loading {escape(source)}"):
+        from ..interp.load import load
+
+        return load(source)
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    columns = (
+        TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(),
+        TextColumn("prompts"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done)
+
+        yield report
+
+
+def _show(atlas: Any) -> None:
+    console = Console()
+    table = Table(title=f"Heads of {escape(str(atlas.model['name']))}", title_justify="left")
+    for name, justify in _TABLE_COLUMNS:
+        table.add_column(name, justify=justify, no_wrap=True)
+    rows = atlas.table(grade="ambiguous").to_dict("records")
+    for row in rows[:_TABLE_ROWS]:
+        table.add_row(*_cells(row), style=_GRADE_STYLE[row["grade"]])
+    console.print(table)
+    if len(rows) > _TABLE_ROWS:
+        console.print(f"… and {len(rows) - _TABLE_ROWS} more; -o FILE writes all of them.")
+    console.print()
+    console.print(escape(atlas.summary()), highlight=False)
+    settings = atlas.settings
+    console.print(
+        escape(
+            f"{settings['prompts']} prompts, {settings['seq_len']} tokens each, "
+            f"BOS {'yes' if settings['bos'] else 'no'}, seed {settings['seed']}; "
+            f"{atlas.model['dtype']}, hook drift {atlas.model['hook_drift']:.1e}"
+        ),
+        style="dim", highlight=False,
+    )  # fmt: skip
+
+
+_TABLE_COLUMNS: tuple[tuple[str, Any], ...] = (
+    ("head", "left"), ("kind", "left"), ("mass", "right"), ("expected", "right"),
+    ("excess, simultaneous 95 %", "left"), ("n", "right"), ("grade", "left"), ("legacy", "left"),
+)  # fmt: skip
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    legacy = {True: "yes", False: "no", None: "–"}[row["legacy"]]
+    return (
+        row["address"],
+        row["kind"],
+        f"{row['score']:.3f}",
+        f"{row['expected']:.3f}",
+        f"{row['excess']:.3f} [{row['low']:.3f}, {row['high']:.3f}]",
+        str(row["n"]),
+        row["grade"],
+        legacy,
+    )

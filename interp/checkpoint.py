@@ -1,0 +1,142 @@
+"""What must hold of a model's folder before transformers is let near it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+
+_MAX_JSON_BYTES = 64 * 2**20
+_MAX_LAYERS = 1000  # without a tensor to show for each: building them would take for ever
+_LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers")
+
+
+def check_folder(folder: Path, name: str) -> int:
+    """Check that a folder holds a whole model as JSON and safetensors, with nothing that can run.
+
+    Args:
+        folder: an existing directory.
+        name: how error messages call it.
+
+    Returns:
+        How many weights the files hold.
+
+    Raises:
+        InputError: config.json or weights are missing, corrupt or cut off; weights only as pickle;
+            an adapter without its model; a config that asks for downloaded code or absurd depth.
+    """
+    return _check_weights(folder, _read_config(folder, name), name)
+
+
+def _read_json(path: Path, name: str) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MAX_JSON_BYTES:
+            raise InputError(f"{path.name} of {name!r} is larger than 64 MiB; that is no config.")
+        value = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(
+            f"{path.name} of {name!r} is not valid JSON: {one_line(error)}."
+        ) from error
+    if not isinstance(value, dict):
+        raise InputError(
+            f"{path.name} of {name!r} must hold a JSON object, not {type(value).__name__}."
+        )
+    return value
+
+
+def _read_config(folder: Path, name: str) -> dict[str, Any]:
+    if not (folder / "config.json").is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise InputError(
+                f"{name!r} is an adapter, not a model; merge it into its base model and save that."
+            )
+        raise InputError(f"{name!r} has no config.json; give the folder of a saved transformer.")
+    config = _read_json(folder / "config.json", name)
+    if (folder / "adapter_config.json").is_file():
+        raise InputError(f"{name!r} holds an adapter; merge it into its base model and save that.")
+    if "transformers_weights" in config:
+        raise InputError(
+            f"{name!r} names its own weight file in config.json; save it again without."
+        )
+    for key, value in _entries(config):
+        # such a name ("owner/kernel") makes transformers download code and run it
+        if key.endswith("_implementation") and not (value is None or str(value).isidentifier()):
+            raise InputError(
+                f"config.json of {name!r} asks for foreign code in {key!r} ({str(value)[:60]!r}); "
+                f"remove that entry."
+            )
+    return config
+
+
+def _entries(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key, inner
+            yield from _entries(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _entries(inner)
+
+
+def _check_weights(folder: Path, config: dict[str, Any], name: str) -> int:
+    """The weights must be there as safetensors, whole, with a tensor for each announced layer."""
+    from safetensors import SafetensorError, safe_open
+
+    n_tensors = n_weights = 0
+    for file in _weight_files(folder, name):
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                shapes = [tensors.get_slice(key).get_shape() for key in tensors.keys()]  # noqa: SIM118
+                n_tensors += len(shapes)
+                n_weights += sum(map(math.prod, shapes))
+        except (SafetensorError, OSError, ValueError) as error:
+            raise InputError(
+                f"{file.name} of {name!r} is corrupt or cut off: {one_line(error)}. Fetch it again."
+            ) from error
+    for key, value in _entries(config):
+        if key in _LAYER_COUNTS and isinstance(value, int) and value > max(_MAX_LAYERS, n_tensors):
+            raise InputError(
+                f"config.json of {name!r} announces {value} layers; that cannot be right."
+            )
+    return n_weights
+
+
+def _weight_files(folder: Path, name: str) -> list[Path]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        if any(
+            next(folder.glob(pattern), None) for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt")
+        ):
+            raise InputError(
+                f"{name!r} has its weights only as pickle, which can run code and is never read; "
+                f"save it with model.save_pretrained(folder) to get model.safetensors."
+            )
+        raise InputError(
+            f"{name!r} has no model.safetensors; give the folder of a saved transformer."
+        )
+    shards = _read_json(index, name).get("weight_map")
+    names = set(map(str, shards.values())) if isinstance(shards, dict) else set()
+    if not names or any(Path(n).name != n or not n.endswith(".safetensors") for n in names):
+        raise InputError(
+            f"{index.name} of {name!r} must map weights to .safetensors files beside it."
+        )
+    lost = sorted(n for n in names if not (folder / n).is_file())
+    if lost:
+        raise InputError(
+            f"{name!r} lacks {len(lost)} of {len(names)} weight files, first {lost[0]!r}."
+        )
+    return [folder / n for n in sorted(names)]
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error as one short line without a full stop."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return (text if len(text) <= 240 else text[:239] + "…").rstrip(".")

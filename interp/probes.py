@@ -1,0 +1,274 @@
+"""Prompt sets: the texts on which heads are scored.
+
+Three sets carry the default battery. `random_prompts` repeat spans of random tokens with random
+lengths, fillers and gaps, so that no fixed offset predicts where the earlier copy stands.
+`classic_prompts` are the field's [BOS] + S + S, kept for the legacy verdicts only.
+`natural_prompts` are windows of running text.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from .errors import InputError
+from .grammar import natural_text
+from .tokens import habit_of_bos, windows
+
+MIN_PROMPTS = 8
+"""Fewer documents than this leave the bootstrap over documents without meaning."""
+
+# Sennrich 2016: BPE ids follow merge order, so the ends of the id range hold the most and the
+# least common tokens; both have attention habits of their own.
+_COMMON_SHARE, _RARE_SHARE = 0.1, 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class Prompts:
+    """A batch of documents of tokens; what the label builders of the kinds of head see.
+
+    Args:
+        name: the set's name (`random`, `natural`, `classic`).
+        ids: token ids, [document, pos].
+        mask: true on real tokens, [document, pos]; padding may stand on either side.
+        bos: whether each document starts with a BOS (or CLS) token, the usual sink column.
+        delimiter: true on punctuation and newlines, [document, pos]; None without a tokenizer.
+        causal: whether the model's queries see earlier keys only.
+    """
+
+    name: str
+    ids: Int[np.ndarray, "document pos"]
+    mask: Bool[np.ndarray, "document pos"]
+    bos: bool
+    delimiter: Bool[np.ndarray, "document pos"] | None = None
+    causal: bool = True
+
+    @property
+    def start(self) -> Int[np.ndarray, " document"]:
+        """Index of each document's first real token."""
+        return self.mask.argmax(1)
+
+    @property
+    def position(self) -> Int[np.ndarray, "document pos"]:
+        """Position within the document, counted from its first real token; −1 on padding."""
+        index = np.arange(self.ids.shape[1])[None] - self.start[:, None]
+        return np.where(self.mask, index, -1)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def select(self, rows: Any) -> Prompts:
+        """The documents `rows` (a slice or an index array), cut to their longest."""
+        mask = self.mask[rows]
+        used = np.flatnonzero(mask.any(0))
+        cut = slice(int(used[0]), int(used[-1]) + 1)
+        delimiter = None if self.delimiter is None else self.delimiter[rows][:, cut]
+        return Prompts(
+            self.name, self.ids[rows][:, cut], mask[:, cut], self.bos, delimiter, self.causal
+        )
+
+
+def token_pool(vocab_size: int, tokenizer: Any = None, *, special: tuple[int, ...] = ()) -> Any:
+    """Ids that random prompts draw from: no special tokens, no most or least common ones.
+
+    Args:
+        vocab_size: number of ids that the model embeds.
+        tokenizer: names its special and added tokens; None where there is none.
+        special: further ids to leave out (a config's bos, eos, pad).
+
+    Returns:
+        Int array of ids, ascending.
+
+    Example:
+        >>> token_pool(100, special=(50,)).tolist()[:3], 50 in token_pool(100, special=(50,))
+        ([10, 11, 12], False)
+    """
+    banned = set(special)
+    size = vocab_size
+    if tokenizer is not None:
+        banned |= set(tokenizer.all_special_ids) | set(
+            getattr(tokenizer, "added_tokens_decoder", {})
+        )
+        size = min(vocab_size, len(tokenizer))
+    ids = np.array([i for i in range(size) if i not in banned], dtype=np.int64)
+    pool = ids[int(len(ids) * _COMMON_SHARE) : len(ids) - int(len(ids) * _RARE_SHARE)]
+    if len(pool) < 2:
+        raise InputError(
+            f"random prompts need at least 2 ordinary tokens; the vocabulary of {vocab_size} "
+            f"leaves {len(pool)}. Pass a model with a larger vocabulary."
+        )
+    return pool
+
+
+def random_prompts(
+    pool: Int[np.ndarray, " ids"],
+    n_prompts: int,
+    seq_len: int,
+    *,
+    bos_id: int | None = None,
+    seed: int = 0,
+    causal: bool = True,
+) -> Prompts:
+    """Random tokens with repeated spans: filler, S, gap, S again, until the sequence is full.
+
+    The lengths of S (8 to 64 tokens), of the filler before it and of the gap between the copies
+    (0 to 48) are drawn anew for every repeat, several repeats to a sequence: a head that looks at
+    a fixed offset cannot pass for an induction head (SCIENCE: the classic S + S puts every match
+    at one offset). Tokens of one document are drawn without replacement as long as the pool
+    lasts, so the copies are the only matches.
+
+    Args:
+        pool: ids to draw from (`token_pool`).
+        n_prompts: number of documents.
+        seq_len: tokens per document, BOS included.
+        bos_id: id to start each document with; None for no BOS.
+        seed: seed of the draw.
+        causal: passed on to the label builders.
+
+    Example:
+        >>> prompts = random_prompts(np.arange(1000), 2, 64, bos_id=1000, seed=0)
+        >>> prompts.ids.shape, prompts.ids[:, 0].tolist()
+        ((2, 64), [1000, 1000])
+    """
+    rng = np.random.default_rng((seed, 1))
+    room = seq_len - (bos_id is not None)
+    rows = []
+    for _ in range(n_prompts):
+        fresh = _fresh_tokens(pool, rng)
+        body: list[int] = []
+        while len(body) < room:
+            longest = max(2, min(64, room // 3))
+            length = int(rng.integers(min(8, longest), longest + 1))
+            filler, gap = (int(rng.integers(0, min(48, room // 4) + 1)) for _ in range(2))
+            span = [next(fresh) for _ in range(length)]
+            body += [next(fresh) for _ in range(filler)] + span
+            body += [next(fresh) for _ in range(gap)] + span
+        rows.append(([] if bos_id is None else [bos_id]) + body[:room])
+    ids = np.array(rows, dtype=np.int64)
+    return Prompts("random", ids, np.ones_like(ids, bool), bos_id is not None, causal=causal)
+
+
+def classic_prompts(
+    pool: Int[np.ndarray, " ids"],
+    n_prompts: int,
+    seq_len: int,
+    *,
+    bos_id: int | None = None,
+    seed: int = 0,
+    causal: bool = True,
+) -> Prompts:
+    """The field's battery [BOS] + S + S, for the legacy verdicts (Olsson et al. 2022).
+
+    S holds 50 tokens, or half of `seq_len` where that is less.
+
+    Example:
+        >>> ids = classic_prompts(np.arange(1000), 1, 256, bos_id=1000).ids
+        >>> ids.shape, bool((ids[:, 1:51] == ids[:, 51:]).all())
+        ((1, 101), True)
+    """
+    rng = np.random.default_rng((seed, 2))
+    length = min(50, (seq_len - (bos_id is not None)) // 2)
+    rows = []
+    for _ in range(n_prompts):
+        fresh = _fresh_tokens(pool, rng)
+        span = [next(fresh) for _ in range(length)]
+        rows.append(([] if bos_id is None else [bos_id]) + span + span)
+    ids = np.array(rows, dtype=np.int64)
+    return Prompts("classic", ids, np.ones_like(ids, bool), bos_id is not None, causal=causal)
+
+
+def natural_prompts(
+    tokenizer: Any,
+    n_prompts: int,
+    seq_len: int,
+    *,
+    text: str | None = None,
+    prepend_bos: bool | None = None,
+    seed: int = 0,
+    causal: bool = True,
+) -> Prompts:
+    """Windows of running text: the user's, or else text generated by the built-in grammar.
+
+    Args:
+        tokenizer: turns the text into tokens and names its punctuation.
+        n_prompts: number of windows wanted; a short `text` gives fewer.
+        seq_len: tokens per window, BOS included.
+        text: running text; None generates as much as is needed.
+        prepend_bos: True, False, or None for the tokenizer's habit.
+        seed: seed of the generated text.
+        causal: passed on to the label builders.
+
+    Raises:
+        InputError: the text is shorter than `MIN_PROMPTS` windows.
+    """
+    generated = text is None
+    if text is None:
+        text = natural_text(n_prompts * seq_len, seed=seed)
+    tokens = windows(tokenizer, text, seq_len=seq_len, prepend_bos=prepend_bos)
+    ids, mask = tokens.ids.numpy(), tokens.mask.numpy()
+    full = mask.sum(1) >= max(2, seq_len // 2)  # the rest of the text, if too short, is left out
+    ids, mask = ids[full][:n_prompts], mask[full][:n_prompts]
+    if len(ids) < min(MIN_PROMPTS, n_prompts) and not generated:
+        total = int(tokens.mask.sum())
+        raise InputError(
+            f"the text gives {len(ids)} windows of {seq_len} tokens; statistics over documents "
+            f"need {MIN_PROMPTS}. The text has {total} tokens: pass a longer text, or a sequence "
+            f"length of {max(8, total // MIN_PROMPTS)} or less."
+        )
+    delimiter = delimiters(tokenizer, ids) & mask
+    return Prompts("natural", ids, mask, tokens.bos, delimiter, causal)
+
+
+def delimiters(
+    tokenizer: Any, ids: Int[np.ndarray, "document pos"]
+) -> Bool[np.ndarray, "document pos"]:
+    """True where a token is punctuation, a line break, or a separator token such as [SEP]."""
+    unique, inverse = np.unique(ids, return_inverse=True)
+    separators = {tokenizer.sep_token_id, tokenizer.eos_token_id} - {tokenizer.bos_token_id, None}
+    flags = [int(i) in separators or is_delimiter(tokenizer.decode([int(i)])) for i in unique]
+    return np.array(flags, bool)[inverse].reshape(ids.shape)
+
+
+def is_delimiter(text: str) -> bool:
+    r"""Whether a token's text is only punctuation (Unicode categories P*) or line breaks.
+
+    Example:
+        >>> is_delimiter(" ,"), is_delimiter("\n"), is_delimiter(" the"), is_delimiter(" ")
+        (True, True, False, False)
+    """
+    bare = text.strip()
+    if not bare:
+        return "\n" in text
+    return all(unicodedata.category(char).startswith("P") for char in bare)
+
+
+def bos_token(tokenizer: Any, prepend_bos: bool | None) -> int | None:
+    """The id that starts every document under the policy, or None.
+
+    Args:
+        tokenizer: may be None: then there is no BOS, and asking for one is an error.
+        prepend_bos: True, False, or None for the tokenizer's own habit.
+
+    Raises:
+        InputError: a BOS is asked for and the tokenizer has none.
+    """
+    if prepend_bos is False or (prepend_bos is None and tokenizer is None):
+        return None
+    if tokenizer is None:
+        raise InputError("prepend_bos=True needs a tokenizer to say which token that is.")
+    if prepend_bos is None and not habit_of_bos(tokenizer):
+        return None
+    for token in (tokenizer.bos_token_id, tokenizer.cls_token_id):
+        if token is not None:
+            return int(token)
+    raise InputError("prepend_bos=True, but the tokenizer has no BOS or CLS token; pass False.")
+
+
+def _fresh_tokens(pool: Int[np.ndarray, " ids"], rng: np.random.Generator) -> Any:
+    """Endless draw without replacement; starts over when the pool is used up."""
+    while True:
+        yield from rng.permutation(pool).tolist()

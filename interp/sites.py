@@ -1,0 +1,116 @@
+"""Where a model's attention heads are."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from .errors import InputError
+from .heads import HeadId
+
+
+@dataclass(frozen=True)
+class Site:
+    """One attention module of a model.
+
+    Attributes:
+        module: its name in `model.named_modules()`.
+        stack: `""`, or in an encoder-decoder model `"enc"`, `"dec"` or `"cross"`.
+        layer: 0-based position among the attention modules of its stack, in call order. Layers
+            without attention do not count.
+        n_heads: query heads.
+        n_kv_heads: key and value heads.
+        d_head: width of a query or key.
+        d_value: width of a value, of one head's z.
+        causal: whether a query sees no later key.
+    """
+
+    module: str
+    stack: str
+    layer: int
+    n_heads: int
+    n_kv_heads: int
+    d_head: int
+    d_value: int
+    causal: bool
+
+    @property
+    def prefix(self) -> str:
+        """What its captured names start with: `""`, `"enc."`, `"dec."` or `"cross."`."""
+        return f"{self.stack}." if self.stack else ""
+
+    @property
+    def heads(self) -> tuple[HeadId, ...]:
+        """Its query heads in order."""
+        return tuple(HeadId(self.stack, self.layer, head) for head in range(self.n_heads))
+
+
+@dataclass(frozen=True)
+class _Survey:
+    sites: tuple[Site, ...]
+    drift: float
+    fingerprint: int
+
+
+_SURVEYS: WeakKeyDictionary[PreTrainedModel, _Survey] = WeakKeyDictionary()
+_LOCK = threading.RLock()
+
+
+def attention_sites(model: nn.Module) -> tuple[Site, ...]:
+    """The attention modules of `model`, in call order, after checking that hooking them is exact.
+
+    Runs the model four times on two sequences of at most 8 tokens, once per model: as it is,
+    hooked, and with one head per module removed through z and through the pattern, which must
+    agree. The result is kept until the model's modules or weight shapes change. Training mode,
+    random state and gradients are left alone.
+
+    Raises:
+        InputError: no attention; attention outside transformers' registry, in all layers or in
+            some; weights shared between layers; sparse attention; a weight that is not finite;
+            or hooked outputs that differ from the model's own.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=8, n_layer=1, n_head=2))
+        >>> attention_sites(model)[0].module, attention_sites(model)[0].d_head
+        ('transformer.h.0.attn', 4)
+    """
+    return _survey(model).sites
+
+
+def hook_drift(model: nn.Module) -> float:
+    """How far hooking moves the output: max |hooked − own| / max |own| over the probe's tokens.
+
+    `own` is the model under the attention implementation it had when first surveyed.
+
+    Raises:
+        InputError: as `attention_sites`.
+    """
+    return _survey(model).drift
+
+
+def _survey(model: nn.Module) -> _Survey:
+    if not isinstance(model, PreTrainedModel):
+        raise InputError(
+            f"expected a transformers PreTrainedModel; got {type(model).__name__}. "
+            "Pass the model inside the wrapper."
+        )
+    from .survey import examine  # which hooks the model, and so needs Site from here
+
+    with _LOCK:
+        fingerprint = _fingerprint(model)
+        known = _SURVEYS.get(model)
+        if known is None or known.fingerprint != fingerprint:
+            known = _Survey(*examine(model), fingerprint)
+            _SURVEYS[model] = known
+        return known
+
+
+def _fingerprint(model: nn.Module) -> int:
+    modules = tuple((name, id(module)) for name, module in model.named_modules())
+    shapes = tuple(tuple(parameter.shape) for parameter in model.parameters())
+    return hash((modules, shapes))

@@ -1,0 +1,284 @@
+"""Find a model's attention modules by running it on a few tokens, and check that hooks are exact.
+
+Nothing is read from names or configs that the forward pass can tell: which modules attend, in what
+order, with how many heads, to which keys, and whether hooking them changes the output.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .attach import AttentionCall, Edit, Frame, hooked, is_switched
+from .errors import InputError
+from .pattern import masked_scores
+from .sites import Site
+
+PROBE_TOKENS = 8
+DECODER_TOKENS = 5  # fewer, so that cross-attention shows by its shape
+
+# Their time-mixing modules are named attention.
+_NO_ATTENTION = frozenset({"rwkv"})
+
+
+def examine(model: PreTrainedModel) -> tuple[tuple[Site, ...], float]:
+    """The model's sites in call order and the drift of hooked outputs; see `attention_sites`."""
+    if is_switched(model):
+        raise InputError(
+            f"{type(model).__name__} was first seen while attached through another model that "
+            "shares its modules. Call attention_sites on it before, outside the block."
+        )
+    _check_weights(model)
+    inputs = _probe_inputs(model)
+    with _undisturbed(model):
+        own = _run_alone(model, inputs)
+        calls, seen = _list_calls(model, inputs)
+        _check_calls(model, [site.module for site in calls])
+        sites = _number(calls)
+        drift = _distance(seen, own)
+        _check_exact(model, drift, own.dtype, "hooked outputs differ from its own by a relative")
+        cut = _distance(*(_run_cut(model, inputs, sites, target) for target in ("z", "pattern")))
+        _check_exact(
+            model, cut, own.dtype, "removing a head through z or through its pattern differs by"
+        )
+    return sites, drift
+
+
+def _list_calls(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[list[Site], Tensor]:
+    """Every attention call of a forward pass as a site yet without layer, and the output."""
+    names = {id(module): name for name, module in model.named_modules()}
+    calls: list[Site] = []
+
+    def site_of(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Site:
+        name = names.get(id(module))
+        if name is None:
+            raise InputError(
+                f"{type(module).__name__} attends but is not among the model's modules."
+            )
+        stack = _stack(model, q.shape[2], k.shape[2])
+        return Site(name, stack, -1, q.shape[1], k.shape[1], q.shape[3], v.shape[3], False)
+
+    def record(call: AttentionCall) -> None:
+        calls.append(replace(call.site, causal=_is_causal(call)))
+
+    with hooked(model, Frame(site_of, (record,), ())):
+        seen = _output(model, inputs)
+    return calls, seen
+
+
+def _run_cut(
+    model: PreTrainedModel, inputs: dict[str, Any], sites: tuple[Site, ...], target: str
+) -> Tensor:
+    """The output with one head per module zeroed, another one in each layer."""
+    table = {id(model.get_submodule(site.module)): site for site in sites}
+
+    def change(call: AttentionCall, value: Tensor) -> Tensor:
+        keep = torch.ones(value.shape[1], dtype=value.dtype, device=value.device)
+        keep[call.site.layer % value.shape[1]] = 0
+        return value * keep[:, None, None]
+
+    def site_of(module: nn.Module, *_: Tensor) -> Site | None:
+        return table.get(id(module))
+
+    with hooked(model, Frame(site_of, (), (Edit(target, change),))):
+        return _output(model, inputs)
+
+
+def _stack(model: PreTrainedModel, n_query: int, n_key: int) -> str:
+    if not is_encoder_decoder(model):
+        return ""
+    if n_query != n_key:
+        return "cross"
+    return "enc" if n_query == PROBE_TOKENS else "dec"
+
+
+def _is_causal(call: AttentionCall) -> bool:
+    if call.q.shape[2] != call.k.shape[2]:
+        return False
+    scores = masked_scores(call.q, call.k, call.mask, call.scores)[0]
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+    return bool((scores[:, later] == float("-inf")).all())
+
+
+def _number(calls: list[Site]) -> tuple[Site, ...]:
+    count: Counter[str] = Counter()
+    sites = []
+    for site in calls:
+        sites.append(replace(site, layer=count[site.stack]))
+        count[site.stack] += 1
+    return tuple(sites)
+
+
+def _check_calls(model: PreTrainedModel, called: list[str]) -> None:
+    kind = type(model).__name__
+    likely = [] if model.config.model_type in _NO_ATTENTION else list(_likely_attention(model))
+    if not called:
+        if likely:
+            module = type(model.get_submodule(likely[0])).__name__
+            raise InputError(
+                f"{kind} computes attention in {module} without transformers' attention registry, "
+                "so its heads cannot be seen. Use a model whose class goes through the registry."
+            )
+        raise InputError(f"{kind} has no attention heads.")
+    twice = [name for name, count in Counter(called).items() if count > 1]
+    if twice:
+        raise InputError(
+            f"{kind} calls {_listing(twice)} more than once in a forward pass, so a head there has "
+            "no single address. Models with shared or repeated attention are not supported."
+        )
+    missed = [name for name in likely if not _covered(name, called)]
+    if missed:
+        raise InputError(
+            f"{kind} passes only some of its attention through transformers' registry; not seen: "
+            f"{_listing(missed)}. If these belong to another modality, pass the language model "
+            "alone; otherwise the model is not supported."
+        )
+
+
+def _likely_attention(model: nn.Module) -> Iterator[str]:
+    """Modules that look like attention: so named, and holding a weight matrix of their own."""
+    for name, module in model.named_modules():
+        label = type(module).__name__.lower()
+        if ("attention" in label or "attn" in label) and any(
+            getattr(getattr(child, "weight", None), "ndim", 0) == 2 for child in module.children()
+        ):
+            yield name
+
+
+def _covered(name: str, called: list[str]) -> bool:
+    return any(f"{c}.".startswith(f"{name}.") or f"{name}.".startswith(f"{c}.") for c in called)
+
+
+def _listing(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _check_exact(model: nn.Module, distance: float, dtype: torch.dtype, what: str) -> None:
+    # half of the digits; models take norms and softmax in float32 even when their dtype is float64
+    limit = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
+    if not distance <= limit:
+        raise InputError(
+            f"{type(model).__name__}: {what} {distance:.1e}, over the limit {limit:.1e} of "
+            f"{dtype}. The model's attention does something hooks would miss; it is not supported."
+        )
+
+
+def _check_weights(model: nn.Module) -> None:
+    for name, weight in model.named_parameters():
+        if weight.device.type == "meta":
+            raise InputError(
+                f"the weight {name} is not loaded (meta device). Load the model first."
+            )
+        if weight.numel() == 0 or weight.dtype not in (
+            torch.float16, torch.bfloat16, torch.float32, torch.float64,
+        ):  # fmt: skip
+            continue
+        low, high = torch.aminmax(weight.detach())
+        if not bool(torch.isfinite(low) & torch.isfinite(high)):
+            raise InputError(
+                f"the weight {name} holds a value that is not finite. Reload or repair the model."
+            )
+
+
+def _probe_inputs(model: PreTrainedModel) -> dict[str, Any]:
+    """Two short sequences, the second with left padding where the model takes a mask."""
+    if model.main_input_name != "input_ids":
+        raise InputError(
+            f"{type(model).__name__} reads {model.main_input_name}, not text. "
+            "Pass a model that reads input_ids."
+        )
+    takes = inspect.signature(model.forward).parameters
+    vocab = embedding_weight(model).shape[0]
+    device = embedding_weight(model).device
+    ids = (vocab // 4 + 3 * torch.arange(2 * PROBE_TOKENS, device=device)) % vocab
+    inputs: dict[str, Any] = {"input_ids": ids.reshape(2, PROBE_TOKENS)}
+    if "attention_mask" in takes:
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        inputs["attention_mask"][1, :2] = 0
+    if is_encoder_decoder(model):
+        inputs["decoder_input_ids"] = inputs["input_ids"].flip(1)[:, :DECODER_TOKENS]
+    if "use_cache" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+        inputs["use_cache"] = False
+    return inputs
+
+
+def embedding_weight(model: PreTrainedModel) -> Tensor:
+    """The token embeddings [vocab, d_model]: where ids must be, how many there are."""
+    try:
+        weight = getattr(model.get_input_embeddings(), "weight", None)
+    except NotImplementedError:  # models of several modalities name no single table
+        weight = None
+    if not isinstance(weight, Tensor):
+        raise InputError(f"{type(model).__name__} has no token embeddings to read ids with.")
+    return weight
+
+
+def _output(model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
+    """The model's logits, or its last hidden state, where tokens stand."""
+    output = model(**inputs)
+    values = getattr(output, "logits", None)
+    values = output[0] if values is None else values
+    mask = inputs.get("attention_mask")
+    if mask is not None and values.dim() >= 3 and values.shape[:2] == mask.shape:
+        values = values[mask.bool()]
+    return values
+
+
+def _run_alone(model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
+    """The output before any hook; drops padding from `inputs` where the model cannot take it."""
+    try:
+        own = _output(model, inputs)
+    except Exception as error:
+        raise InputError(
+            f"{type(model).__name__} could not run on {PROBE_TOKENS} token ids, before any hook: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if "attention_mask" in inputs and not bool(torch.isfinite(own).all()):
+        # transformers' own eager attention is NaN at padded queries in float64
+        del inputs["attention_mask"]
+        return _run_alone(model, inputs)
+    if not bool(torch.isfinite(own).all()):
+        raise InputError(
+            f"{type(model).__name__} gives outputs that are not finite, before any hook. "
+            "Load it in a wider dtype, such as float32."
+        )
+    return own
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    scale = max(b.abs().max().item(), torch.finfo(b.dtype).tiny)
+    return (a - b).abs().max().item() / scale
+
+
+def is_encoder_decoder(model: PreTrainedModel) -> bool:
+    """Whether `model` runs an encoder and a decoder, as opposed to either of them alone."""
+    takes = inspect.signature(model.forward).parameters
+    return bool(model.config.is_encoder_decoder) and "decoder_input_ids" in takes
+
+
+def run_probe(model: PreTrainedModel) -> None:
+    """Run `model` on the survey's tokens, in eval mode, for whoever is attached to it."""
+    with _undisturbed(model):
+        _output(model, _probe_inputs(model))
+
+
+@contextmanager
+def _undisturbed(model: nn.Module) -> Iterator[None]:
+    """Run in eval mode without gradients, then restore training flags and random state."""
+    flags = [(module, module.training) for module in model.modules()]
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    try:
+        with torch.random.fork_rng(devices=list(devices)), torch.no_grad():
+            model.eval()
+            yield
+    finally:
+        for module, training in flags:
+            module.training = training

@@ -1,0 +1,158 @@
+"""Validation of a probe call: every error says what is wrong, what arrived and what to do."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .masks import Mask
+from .values import Match, Request, Scores, Weights
+
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+def check_request(request: Request, mask: Mask) -> None:
+    """Raise unless the call is well formed.
+
+    Args:
+        request: The call.
+        mask: Its mask.
+
+    Raises:
+        ValueError: Shapes, sizes or row indices do not fit together.
+        TypeError: A tensor has the wrong kind of values.
+
+    Example:
+        >>> x = torch.zeros(1, 2, 3, 4)
+        >>> check_request(Request(q=x, k=x, v=x, scores=Scores()), Mask())
+    """
+    _check_qkv(request)
+    _check_mask(mask, request)
+    _check_scores(request.scores, request)
+    for index, match in enumerate(request.matches):
+        _check_match(match, index, request)
+    if request.weights is not None:
+        _check_weights(request.weights, request)
+    if request.lse is not None:
+        _check_shape("lse", request.lse, tuple(request.q.shape[:3]), "[batch, head, query]")
+
+
+def _check_shape(name: str, tensor: Tensor, wanted: tuple[int, ...], words: str) -> None:
+    if tuple(tensor.shape) != wanted:
+        raise ValueError(
+            f"{name} must have shape {words} = {list(wanted)}; got {list(tensor.shape)}."
+        )
+
+
+def _check_integers(name: str, tensor: Tensor) -> None:
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise TypeError(f"{name} must hold integers; got {tensor.dtype}. Convert with .long().")
+
+
+def _check_qkv(request: Request) -> None:
+    q, k, v = request.q, request.k, request.v
+    named = [("q", q), ("k", k)] + ([] if v is None else [("v", v)])
+    for name, x in named:
+        if x.ndim != 4:
+            raise ValueError(
+                f"{name} must be [batch, head, position, width]; got {list(x.shape)}. "
+                "Add the missing axes, for example x[None] for the batch."
+            )
+        if x.dtype not in _FLOATS:
+            raise TypeError(f"{name} must be a floating-point tensor; got {x.dtype}.")
+        if x.dtype != q.dtype or x.device != q.device:
+            raise TypeError(
+                f"q, k and v must share dtype and device; q is {q.dtype} on {q.device}, {name} is "
+                f"{x.dtype} on {x.device}. Convert {name}."
+            )
+        if x.shape[0] != q.shape[0]:
+            raise ValueError(f"{name} has batch {x.shape[0]} but q has {q.shape[0]}.")
+    if v is None and request.lse is None:
+        raise ValueError("v is None and no lse was given. Pass v, or the lse of a former call.")
+    if q.shape[-1] != k.shape[-1]:
+        raise ValueError(f"q has d_key {q.shape[-1]} but k has {k.shape[-1]}; they must agree.")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"q has {q.shape[1]} heads, not a multiple of k's {k.shape[1]}. Grouped-query "
+            "attention needs a whole number of query heads per key/value head."
+        )
+    if v is not None and v.shape[1:3] != k.shape[1:3]:
+        raise ValueError(
+            f"v must have k's heads and keys {list(k.shape[1:3])}; got {list(v.shape[1:3])}."
+        )
+
+
+def _check_mask(mask: Mask, request: Request) -> None:
+    batch, n_query, _ = request.sizes
+    if mask.window is not None and mask.window < 1:
+        raise ValueError(f"window must be at least 1; got {mask.window}. None means no window.")
+    if mask.q_pos is not None:
+        _check_integers("mask.q_pos", mask.q_pos)
+        _check_shape("mask.q_pos", mask.q_pos, (batch, n_query), "[batch, query]")
+    if mask.k_range is not None:
+        _check_integers("mask.k_range", mask.k_range)
+        shapes = ((batch, 2), (batch, n_query, 2))
+        if tuple(mask.k_range.shape) not in shapes:
+            raise ValueError(
+                f"mask.k_range must have shape [batch, 2] = {list(shapes[0])} or [batch, query, 2]"
+                f" = {list(shapes[1])}; got {list(mask.k_range.shape)}."
+            )
+
+
+def _check_scores(scores: Scores, request: Request) -> None:
+    batch, n_query, n_key = request.sizes
+    heads = request.q.shape[1]
+    if scores.softcap is not None and not scores.softcap > 0:
+        raise ValueError(f"softcap must be positive; got {scores.softcap}. None means no cap.")
+    if scores.sinks is not None:
+        _check_shape("scores.sinks", scores.sinks, (heads,), "[head]")
+    bias = scores.bias
+    if bias is None:
+        return
+    if not bias.is_floating_point():
+        raise TypeError(
+            f"scores.bias is added to the scores and must be floating point; got {bias.dtype}. "
+            "Turn a boolean mask into 0 and -inf."
+        )
+    wanted = (batch, heads, n_query, n_key)
+    fits = bias.ndim == 4 and bias.shape[3] == n_key
+    if not fits or any(n not in (1, full) for n, full in zip(bias.shape, wanted, strict=True)):
+        raise ValueError(
+            f"scores.bias must broadcast to [batch, head, query, key] = {list(wanted)} with the "
+            f"full key axis; got {list(bias.shape)}."
+        )
+
+
+def _check_match(match: Match, index: int, request: Request) -> None:
+    batch, n_query, n_key = request.sizes
+    sides = (("q_label", match.q_label, n_query), ("k_label", match.k_label, n_key))
+    for side, label, length in sides:
+        name = f"matches[{index}].{side}"
+        _check_integers(name, label)
+        words = "[batch, query]" if side == "q_label" else "[batch, key]"
+        _check_shape(name, label, (batch, length), words)
+
+
+def _check_weights(weights: Weights, request: Request) -> None:
+    batch, n_query, _ = request.sizes
+    n_heads = request.q.shape[1]
+    bad = [h for h in weights.heads or () if not 0 <= h < n_heads]
+    if bad:
+        raise ValueError(f"weights.heads must lie in 0..{n_heads - 1}; got {bad}.")
+    if weights.dtype is not None and not weights.dtype.is_floating_point:
+        raise TypeError(f"weights.dtype must be floating point; got {weights.dtype}.")
+    if weights.rows is None:
+        return
+    _check_integers("weights.rows", weights.rows)
+    if weights.rows.ndim != 2 or weights.rows.shape[0] != batch:
+        raise ValueError(
+            f"weights.rows must have shape [batch, rows] with batch {batch}; got "
+            f"{list(weights.rows.shape)}."
+        )
+    if weights.rows.numel():
+        low, high = (int(x) for x in torch.aminmax(weights.rows))
+        if low < -1 or high >= n_query:
+            raise ValueError(
+                f"weights.rows must lie in -1..{n_query - 1} (-1 is an unused slot); got values "
+                f"from {low} to {high}."
+            )

@@ -1,0 +1,199 @@
+"""Decide, once per set of matches, how each label-match mass is summed; remember it on the mask.
+
+Three ways, chosen by counting the visible matching pairs of each match in O(N log N):
+
+- listed: the pairs themselves, while they are few per row;
+- columns: all rows look for one and the same label (delimiters): A @ indicator columns;
+- compared: label against label in each tile, for what is neither.
+
+Listed pairs are scored one dot product each (`pairs`) unless the tiles of A have to be computed
+anyway or the lists are dense: then they are read from the tiles (`sweep`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from functools import partial
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from .masks import Mask, version
+from .plan import Columns, Pairs, Plan
+from .values import Match, Request
+
+_LISTED_PER_ROW = 64  # pairs per row, on average, up to which a match is listed
+_COLUMN_PER_ROW = 4  # and from which a key-only match becomes a column
+_SWEEP_DENSITY = 0.15  # listed pairs per visible pair from which tiles beat single dot products
+
+
+def plan_matches(request: Request, mask: Mask) -> Plan:
+    """The plan of a call's matches: remembered until the mask, or any match, is dropped.
+
+    Args:
+        request: The validated call.
+        mask: Its mask.
+
+    Returns:
+        The plan; a new one when labels were changed in place.
+
+    Example:
+        >>> from .values import Scores
+        >>> x, here = torch.zeros(1, 1, 4, 2), torch.arange(4)[None]
+        >>> call = Request(q=x, k=x, v=x, scores=Scores(), matches=(Match(here - 1, here),))
+        >>> plan = plan_matches(call, Mask())
+        >>> plan.pairs.row.tolist(), plan.pairs.key.tolist()
+        ([1, 2, 3], [0, 1, 2])
+    """
+    # Dead references equal nothing, so a reused id cannot find a stale plan
+    gone = partial(_forget, weakref.ref(mask))
+    known = tuple(
+        (weakref.ref(m, gone), version(m.q_label), version(m.k_label)) for m in request.matches
+    )
+    key = ("plan", *request.sizes, request.q.device, request.stat_dtype, known)
+    return mask.remember(key, lambda: _build(request, mask))
+
+
+def _forget(mask: weakref.ref[Mask], dead: weakref.ref[Match]) -> None:
+    alive = mask()
+    if alive is not None:
+        alive.drop(
+            "plan",
+            lambda key: any(
+                ref is dead for part in key if isinstance(part, tuple) for ref, *_ in part
+            ),
+        )
+
+
+def _build(request: Request, mask: Mask) -> Plan:
+    batch, n_query, n_key = request.sizes
+    device = request.q.device
+    lo, hi = (x.long() for x in mask.intervals(batch, n_query, n_key, device))
+    q_label = torch.stack([m.q_label.to(device, torch.int64) for m in request.matches])
+    k_label = torch.stack([m.k_label.to(device, torch.int64) for m in request.matches])
+    order, start, count = _find(q_label, k_label, lo, hi)
+    own = _own_keys(request, mask, q_label, k_label, (lo, hi))
+    low, high = _label_range(q_label, count)
+    lists, columns, compared = _choose(count, (low >= high).all(-1))
+    column = _columns(columns, low, k_label, count, own, request.stat_dtype)
+    extra = None if column is None or column.own is None else own[columns].amax(0)  # type: ignore[index]
+    pairs = _enumerate(lists, order, start, count, own, extra)
+    return Plan(
+        pairs=pairs,
+        columns=column,
+        compared=tuple(compared),
+        dense=len(pairs) > _SWEEP_DENSITY * int((hi - lo).sum()),
+        shape=(batch, len(request.matches) + (extra is not None), n_query, n_key),
+    )
+
+
+def _find(
+    q_label: Tensor, k_label: Tensor, lo: Tensor, hi: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys ordered by (label, index), and each row's visible matching keys in that order.
+
+    Keys of one label are in order of index and a row sees an interval, so what it sees and
+    matches is one run: where the run starts, and how long it is, [match, batch, query].
+    """
+    n_key = k_label.shape[-1]
+    both = torch.cat([q_label, k_label], -1)
+    if both.numel():
+        least, most = (int(x) for x in both.aminmax())
+        if max(-least, most) > 2**62 // max(n_key, 1) - 2:
+            both = torch.unique(both, return_inverse=True)[1]  # hashes: ranks keep equality
+    q_rank, k_rank = both.split([q_label.shape[-1], n_key], -1)
+    code = (k_rank * n_key + torch.arange(n_key, device=k_label.device)).sort(-1)
+    begin = torch.searchsorted(code.values, (q_rank * n_key + lo).contiguous())
+    end = torch.searchsorted(code.values, (q_rank * n_key + hi).contiguous())
+    return code.indices, begin, end - begin
+
+
+def _own_keys(
+    request: Request, mask: Mask, q_label: Tensor, k_label: Tensor, span: tuple[Tensor, Tensor]
+) -> Int64[Tensor, "match batch query"] | None:
+    """The own key of each row of a strict match where it is visible and matches, else -1."""
+    strict = [m.strict for m in request.matches]
+    if not any(strict) or not k_label.shape[-1]:
+        return None
+    q_pos = mask.positions(*request.sizes, request.q.device)
+    at = q_pos.clamp(0, k_label.shape[-1] - 1).expand_as(q_label)
+    mine = (k_label.gather(-1, at) == q_label) & (q_pos >= span[0]) & (q_pos < span[1])
+    mine = mine & torch.tensor(strict, device=q_label.device)[:, None, None]
+    return torch.where(mine, q_pos, -1)
+
+
+def _label_range(q_label: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Lowest and highest label among the rows that match anything, [match, batch]."""
+    if not q_label.shape[-1]:
+        return q_label.new_zeros(q_label.shape[:2]), q_label.new_zeros(q_label.shape[:2])
+    limit = torch.iinfo(torch.int64)
+    low = q_label.masked_fill(count == 0, limit.max).amin(-1)
+    return low, q_label.masked_fill(count == 0, limit.min).amax(-1)
+
+
+def _choose(count: Tensor, one_label: Tensor) -> tuple[list[int], list[int], list[int]]:
+    """Match indices by way of summing: listed, columns, compared."""
+    rows = max(count.shape[1] * count.shape[2], 1)
+    ways: tuple[list[int], list[int], list[int]] = ([], [], [])
+    totals, single = count.sum((1, 2)).tolist(), one_label.tolist()
+    for index, (n, one) in enumerate(zip(totals, single, strict=True)):
+        column = one and n > _COLUMN_PER_ROW * rows
+        ways[1 if column else 0 if n <= _LISTED_PER_ROW * rows else 2].append(index)
+    return ways
+
+
+def _enumerate(
+    chosen: list[int],
+    order: Tensor,
+    start: Tensor,
+    count: Tensor,
+    own: Tensor | None,
+    extra: Tensor | None,
+) -> Pairs:
+    """Write out the pairs of the chosen matches, less the own keys of strict ones.
+
+    `extra` own keys [batch, query] (-1: none) follow in a slot of their own after the last match.
+    """
+    n_match, batch, n_query = count.shape
+    n_slot = n_match + (extra is not None)
+    n_key = order.shape[-1]
+    pick = torch.tensor(chosen, dtype=torch.int64, device=count.device)
+    n = count[pick].flatten()
+    slot = torch.repeat_interleave(n)  # (chosen match, sequence, query) of each pair
+    within = torch.arange(len(slot), device=count.device) - (n.cumsum(0) - n)[slot]
+    which, b, i = pick[slot // (batch * n_query)], slot // n_query % batch, slot % n_query
+    at = (which * batch + b) * n_query + i
+    key = order.flatten()[(which * batch + b) * n_key + start.flatten()[at] + within]
+    if own is not None:
+        kept = key != own.flatten()[at]
+        which, b, i, key = which[kept], b[kept], i[kept], key[kept]
+    if extra is not None:
+        more_b, more_i = (extra >= 0).nonzero(as_tuple=True)
+        key = torch.cat([key, extra[more_b, more_i]])
+        which = torch.cat([which, torch.full_like(more_b, n_match)])
+        b, i = torch.cat([b, more_b]), torch.cat([i, more_i])
+    by_row = torch.argsort(b * n_query + i, stable=True)
+    which, b, i, key = which[by_row], b[by_row], i[by_row], key[by_row]
+    return Pairs(b * n_query + i, b * n_key + key, (b * n_slot + which) * n_query + i)
+
+
+def _columns(
+    chosen: list[int],
+    label: Tensor,
+    k_label: Tensor,
+    count: Tensor,
+    own: Tensor | None,
+    dtype: torch.dtype,
+) -> Columns | None:
+    """The key-only matches; each sequence looks for one label [match, batch]."""
+    if not chosen:
+        return None
+    keys = k_label[chosen] == label[chosen][..., None]
+    mine = None if own is None else (own[chosen] >= 0).movedim(0, -1).to(dtype)
+    return Columns(
+        match=tuple(chosen),
+        keys=keys.movedim(0, -1).to(dtype).contiguous(),
+        rows=(count[chosen] > 0).movedim(0, -1).to(dtype),
+        own=mine if mine is not None and bool(mine.any()) else None,
+    )

@@ -1,0 +1,130 @@
+"""The command line in a process of its own: tables, files, one-line errors."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pandas as pd
+import pytest
+
+
+def run(*arguments, cwd=None, timeout=240):
+    """`python -m headatlas ARGUMENTS` from the repository's root."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "140", "OMP_NUM_THREADS": "2"}
+    return subprocess.run(
+        [sys.executable, "-m", "headatlas", *map(str, arguments)],
+        capture_output=True, text=True, timeout=timeout, env=environment, cwd=cwd,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def long_text(tmp_path_factory):
+    from headatlas.interp.grammar import natural_text
+
+    path = tmp_path_factory.mktemp("text") / "long.txt"
+    path.write_text(natural_text(1500, seed=3))
+    return path
+
+
+def test_classify_prints_a_table_and_writes_json(tmp_path, long_text):
+    out = tmp_path / "out.json"
+    done = run(
+        "classify", "--prompts", 12, "--seq-len", 64, "--text", long_text, "--seed", 1, "-o", out
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Heads of tiny" in done.stdout
+    assert "tiny: 32 heads" in done.stdout
+    content = json.loads(out.read_text())
+    kinds = {entry["kind"] for entry in content["heads"]}
+    assert kinds == {
+        "previous_token", "offset", "first_position", "current_token", "duplicate_token",
+        "induction", "delimiter",
+    }  # fmt: skip
+    assert len(content["heads"]) == 32 * 7
+    assert content["model"]["name"] == "tiny"
+    assert content["settings"]["seed"] == 1
+    assert len(content["settings"]["text_sha256"]) == 64
+
+
+def test_classify_of_one_kind_to_parquet(tmp_path):
+    out = tmp_path / "out.parquet"
+    done = run(
+        "classify", "tiny", "--kinds", "induction", "--prompts", 8, "--seq-len", 48, "-o", out
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(pd.read_parquet(out)["kind"]) == {"induction"}
+
+
+def test_plot_writes_a_page(tmp_path):
+    text, out = tmp_path / "text.txt", tmp_path / "page.html"
+    text.write_text("The <b>cat</b> sat. </script><script>alert(1)</script>")
+    done = run("plot", "--heads", "L1H0,L2H3", "--text", text, "-o", out)
+    assert done.returncode == 0, done.stderr
+    page = out.read_text()
+    assert "L2H3" in page
+    assert "<script>alert(1)" not in page
+
+
+def user_errors(tmp_path, long_text):
+    empty, binary = tmp_path / "empty.txt", tmp_path / "binary.txt"
+    empty.write_text(" \n")
+    binary.write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "folder").mkdir()
+    return {
+        ("classify", "no-such-model"): "no-such-model",
+        ("classify", "tny"): "tiny",
+        ("classify", tmp_path / "folder"): "config.json",
+        ("classify", "--kinds", "nonsense"): "unknown kind nonsense",
+        ("classify", "--text", tmp_path / "missing.txt"): "missing.txt",
+        ("classify", "--text", empty): "empty",
+        ("classify", "--text", binary): "binary.txt",
+        ("classify", "-o", tmp_path / "out.xlsx"): ".json, .csv or .parquet",
+        ("classify", "-o", tmp_path / "nowhere" / "out.json"): "does not exist",
+        ("classify", "--seq-len", 5000): "context",
+        ("classify", "--prompts", 2): "at least 8",
+        ("classify", "--seq-len", 256, "--text", long_text, "--prompts", 64, "--kinds", "no"): "no",
+        ("plot", "--heads", "nonsense"): "L18H6",
+        ("plot", "--heads", "L99H0"): "L99H0",
+        ("plot", "--text", long_text): "context",
+        ("plot", "-o", tmp_path / "page.gif"): ".html",
+    }
+
+
+def test_user_errors_end_in_one_line_and_status_2(tmp_path, long_text):
+    """One process for all of them: importing torch takes longer than each refusal."""
+    cases = [
+        ([*map(str, command)], text) for command, text in user_errors(tmp_path, long_text).items()
+    ]
+    script = (
+        "import io, json, sys, contextlib\n"
+        "from headatlas.circuits.cli import main\n"
+        "for arguments in json.loads(sys.argv[1]):\n"
+        "    sys.argv = ['headatlas', *arguments]\n"
+        "    error = io.StringIO()\n"
+        "    try:\n"
+        "        with contextlib.redirect_stderr(error): main(); status = 0\n"
+        "    except SystemExit as stop: status = stop.code\n"
+        "    print(json.dumps([status, error.getvalue()]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps([command for command, _ in cases])],
+        capture_output=True, text=True, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert len(results) == len(cases)
+    for (command, expected), (status, error) in zip(cases, results, strict=True):
+        lines = [line for line in error.splitlines() if line.strip()]
+        assert status == 2, (command, error)
+        assert len(lines) == 1, (command, error)
+        assert lines[0].startswith("headatlas: "), (command, error)
+        assert expected in lines[0], (command, error)
+    assert not list(tmp_path.glob("out.*"))
+    assert not list(tmp_path.glob("page.*"))
+
+
+def test_usage_errors_have_status_2_and_help_works():
+    assert run("classify", "--no-such-option").returncode == 2
+    assert "classify" in run("--help").stdout
+    assert run("--version").stdout.startswith("headatlas ")

@@ -1,0 +1,145 @@
+"""Label vectors by hand, on documents small enough to read."""
+
+import numpy as np
+import pytest
+
+from headatlas.circuits.kinds import (
+    KINDS,
+    Kind,
+    choose_kinds,
+    delimiter_labels,
+    duplicate_labels,
+    first_position_labels,
+    induction_labels,
+    offset_labels,
+    previous_copy,
+    recent_duplicate_labels,
+    register,
+)
+from headatlas.interp.errors import InputError
+from headatlas.interp.probes import Prompts
+
+BOS, A, B, C = 9, 1, 2, 3
+
+
+def prompts(*rows, bos=True, causal=True, delimiter=None):
+    """Documents padded with 0 on the right, or on the left where a row starts with 0."""
+    ids = np.array(rows)
+    mark = None if delimiter is None else np.array(delimiter, bool)
+    return Prompts("natural", ids, ids != 0, bos, mark, causal)
+
+
+def relation(labels, document=0, *, causal=True):
+    """The (row, column) pairs that label pairs match, by comparing every cell."""
+    found = {}
+    for pair in labels if isinstance(labels, tuple) else (labels,):
+        q, k = pair.q[document], pair.k[document]
+        for row in range(len(q)):
+            for column in range(len(k)):
+                if q[row] < 0 or q[row] != k[column]:
+                    continue
+                if (causal and column > row) or (pair.strict and row == column):
+                    continue
+                found[row, column] = found.get((row, column), 0) + pair.sign
+    return {cell for cell, count in found.items() if count}
+
+
+def test_previous_token():
+    p = prompts([BOS, A, B, C])
+    assert relation(offset_labels(p, -1)) == {(1, 0), (2, 1), (3, 2)}
+
+
+def test_current_token_leaves_the_first_row_out():
+    p = prompts([BOS, A, B, 0])
+    assert relation(offset_labels(p, 0)) == {(1, 1), (2, 2)}
+
+
+def test_offsets_need_the_key_to_exist():
+    p = prompts([BOS, A, B, C])
+    labels = offset_labels(p, -3)
+    assert relation(labels) == {(3, 0)}
+    assert (labels.q[0] >= 0).sum() == 1
+
+
+def test_offsets_ahead_exist_in_encoders_only_within_the_document():
+    p = prompts([BOS, A, B, 0], causal=False)
+    assert relation(offset_labels(p, 1), causal=False) == {(0, 1), (1, 2)}
+
+
+def test_left_padding_moves_columns_not_positions():
+    p = prompts([0, 0, BOS, A, B])
+    assert relation(offset_labels(p, -1)) == {(3, 2), (4, 3)}
+    assert relation(first_position_labels(p)) == {(3, 2), (4, 2)}
+
+
+def test_sink_metric_counts_the_first_row():
+    p = prompts([BOS, A, B, C])
+    assert relation(first_position_labels(p, rows=slice(0, 2))) == {(0, 0), (1, 0)}
+
+
+def test_duplicates_are_all_earlier_copies_without_bos():
+    p = prompts([BOS, A, B, A, A, BOS])
+    assert relation(duplicate_labels(p)) == {(3, 1), (4, 1), (4, 3)}
+    assert relation(recent_duplicate_labels(p)) == {(3, 1), (4, 3)}
+    # the second BOS is a token like any other and has no earlier copy: the first does not count
+    assert previous_copy(p)[0].tolist() == [-1, -1, -1, 1, 3, -1]
+
+
+def test_induction_looks_after_the_earlier_copies():
+    p = prompts([BOS, A, B, C, A, B])
+    assert relation(induction_labels(p)) == {(4, 2), (5, 3)}
+
+
+def test_induction_in_an_encoder_takes_the_trivial_match_off():
+    p = prompts([BOS, A, B, A, C], causal=False)
+    # row 3 (A): after the copy at 1 stands column 2; column 4 follows the row's own token
+    assert relation(induction_labels(p), causal=False) == {(3, 2)}
+
+
+def test_induction_row_may_match_itself_after_a_double():
+    p = prompts([BOS, A, A])
+    assert relation(induction_labels(p)) == {(2, 2)}
+
+
+def test_delimiters():
+    p = prompts([BOS, A, B, C], delimiter=[[1, 0, 1, 0]])
+    assert relation(delimiter_labels(p)) == {(2, 2), (3, 2)}  # the BOS is no delimiter
+
+
+def test_delimiters_need_a_tokenizer():
+    with pytest.raises(InputError, match="needs a tokenizer"):
+        delimiter_labels(prompts([BOS, A]))
+
+
+def test_without_bos_the_first_token_counts():
+    p = prompts([A, B, A], bos=False)
+    assert relation(duplicate_labels(p)) == {(2, 0)}
+
+
+def test_every_kind_has_a_written_definition():
+    names = ["previous_token", "offset", "first_position", "current_token", "duplicate_token"]
+    assert [*KINDS] == [*names, "induction", "delimiter"]
+    assert all(len(kind.definition) > 40 for kind in KINDS.values())
+
+
+def test_choose_keeps_the_registry_order_and_names_the_unknown():
+    assert [k.name for k in choose_kinds("delimiter, previous_token")] == [
+        "previous_token",
+        "delimiter",
+    ]
+    with pytest.raises(InputError, match=r"unknown kind nonsense; known: previous_token"):
+        choose_kinds("nonsense")
+    with pytest.raises(InputError, match="unknown kind"):
+        choose_kinds("")
+
+
+def test_register_refuses_a_taken_name_and_a_bad_kind():
+    kind = KINDS["induction"]
+    with pytest.raises(InputError, match="exists"):
+        register(kind)
+    with pytest.raises(InputError, match="lower-case"):
+        Kind("Two words", "x", kind.labels)
+    with pytest.raises(InputError, match="uniform"):
+        Kind("two_back", "x", kind.labels, null="gauss")
+    with pytest.raises(InputError, match="random, natural or classic"):
+        Kind("two_back", "x", kind.labels, prompts=("wikipedia",))

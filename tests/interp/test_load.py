@@ -1,0 +1,344 @@
+import json
+import shutil
+import struct
+
+import pytest
+import torch
+import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from transformers.utils import logging
+
+from headatlas.interp.errors import InputError
+from headatlas.interp.gguf_file import check_gguf
+from headatlas.interp.load import load
+
+from .checkpoints import byte_level, word_piece, write_llama_gguf
+
+FUZZ = settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+VOCAB = len(byte_level())
+
+
+@pytest.fixture(scope="module")
+def llama(tiny):
+    return tiny("llama", vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def saved(llama, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    llama.save_pretrained(folder)
+    byte_level().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved, tmp_path / "model")
+
+
+@pytest.fixture(scope="module")
+def gguf_file(llama, tmp_path_factory):
+    path = tmp_path_factory.mktemp("gguf") / "model.gguf"
+    write_llama_gguf(path, llama, byte_level())
+    return path
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+def refused(source, *parts):
+    """The one-line message with which `source` is refused."""
+    with pytest.raises(InputError) as caught:
+        load(source)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+    return message
+
+
+def in_order(read, path):
+    """Whether `read` succeeds or refuses in one line; any other exception passes through."""
+    try:
+        read(path)
+    except InputError as error:
+        return "\n" not in str(error)
+    return True
+
+
+def test_a_folder_gives_the_saved_weights_and_tokenizer(llama, saved):
+    model, tokenizer = load(saved)
+    assert type(model) is type(llama)
+    assert not model.training
+    assert all(p.requires_grad for p in model.parameters())
+    ids = torch.tensor([tokenizer("the cat")["input_ids"]])
+    torch.testing.assert_close(model(ids).logits, llama(ids).logits)
+
+
+def test_dtype_is_applied_and_must_be_floating(saved):
+    model, _ = load(str(saved), dtype=torch.bfloat16)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    with pytest.raises(InputError, match="floating torch dtype"):
+        load(saved, dtype=torch.int8)
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused(saved, device):
+    with pytest.raises(InputError, match=device):
+        load(saved, device=device)
+
+
+def test_a_gguf_file_gives_the_logits_of_the_model_it_was_written_from(llama, gguf_file):
+    model, tokenizer = load(gguf_file)
+    assert tokenizer.tokenize("the cat")[0] == "t"
+    ids = torch.tensor([tokenizer("the cat sat on the mat")["input_ids"]])
+    torch.testing.assert_close(model(ids).logits, llama(ids).logits, rtol=1e-4, atol=1e-4)
+    assert not hasattr(model.config, "quantization_config")
+
+
+def test_noise_settings_are_put_back(saved):
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    load(saved)
+    refused(saved.parent / "nowhere")
+    assert before == (logging.get_verbosity(), logging.is_progress_bar_enabled())
+
+
+def test_loading_prints_nothing(saved, gguf_file, capfd):
+    load(saved)
+    load(gguf_file)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("family", "declared", "found"),
+    [
+        ("llama", None, "LlamaForCausalLM"),
+        ("llama", ["NoSuchClass"], "LlamaForCausalLM"),
+        ("llama", ["Trainer"], "LlamaForCausalLM"),
+        ("llama", ["BertModel"], "LlamaForCausalLM"),
+        ("t5", None, "T5ForConditionalGeneration"),
+        ("bert", ["BertModel"], "BertModel"),
+        ("bert", None, "BertModel"),
+    ],
+)
+def test_the_class_follows_the_config(tiny, tmp_path, family, declared, found):
+    tiny(family).save_pretrained(tmp_path)
+    edit_config(tmp_path, architectures=declared)
+    model, tokenizer = load(tmp_path)
+    assert type(model).__name__ == found
+    assert tokenizer is None
+
+
+def test_an_encoder_saved_without_its_pooler_loads_without_one(tiny, tmp_path):
+    model = transformers.BertModel(tiny("bert").config, add_pooling_layer=False)
+    model.save_pretrained(tmp_path)
+    word_piece().save_pretrained(tmp_path)
+    loaded, tokenizer = load(tmp_path)
+    assert loaded.pooler is None
+    assert tokenizer.tokenize("cats") == ["cat", "##s"]
+
+
+def test_missing_weights_are_refused_by_name(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.self_attn.q_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    refused(folder, "1 weights", "model.layers.1.self_attn.q_proj.weight", "random")
+
+
+def test_a_missing_language_head_is_refused_when_the_config_names_the_class(folder):
+    weights = load_file(folder / "model.safetensors")
+    del weights["lm_head.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    refused(folder, "lm_head.weight")
+    edit_config(folder, architectures=None)
+    assert type(load(folder)[0]).__name__ == "LlamaModel"
+
+
+def test_weights_of_another_shape_are_refused(folder):
+    edit_config(folder, intermediate_size=64)
+    refused(folder, str(folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"num_hidden_layers": 10**9}, "1000000000 layers"),
+        ({"attn_implementation": "owner/kernel"}, "foreign code"),
+        ({"transformers_weights": "evil.bin"}, "weight file"),
+        ({"model_type": "nothing_known"}, "nothing_known"),
+        ({"vocab_size": 10**9}, "do not belong together"),
+        ({"hidden_size": "wide"}, "cannot read"),
+        ({"model_type": "custom", "auto_map": {"AutoConfig": "code.Config"}}, "cannot read"),
+    ],
+)
+def test_odd_configs_are_refused(folder, changes, part):
+    (folder / "code.py").write_text("raise SystemExit('ran code of a checkpoint')")
+    edit_config(folder, **changes)
+    refused(folder, part)
+
+
+def test_pickle_is_never_read(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refused(folder, "only as pickle", "save_pretrained")
+
+
+@pytest.mark.parametrize("shard", ["../outside.safetensors", "pytorch_model.bin"])
+def test_an_index_may_only_name_safetensors_beside_it(folder, shard):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": shard}}))
+    refused(folder, "beside it")
+
+
+def test_a_lost_shard_is_named(folder):
+    (folder / "model.safetensors").unlink()
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"a": "b.safetensors"}}))
+    refused(folder, "lacks 1 of 1", "b.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("keep", "part"),
+    [((), "no config.json"), (("config.json",), "no model.safetensors")],
+)
+def test_an_incomplete_folder_says_what_is_missing(folder, keep, part):
+    for path in folder.iterdir():
+        if path.name not in keep:
+            path.unlink()
+    refused(folder, part)
+
+
+def test_an_adapter_is_refused(folder):
+    (folder / "adapter_config.json").write_text("{}")
+    refused(folder, "adapter")
+
+
+def test_tokenizer_files_without_a_vocabulary_are_refused(folder):
+    (folder / "tokenizer.json").unlink()
+    refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("source", "part"),
+    [
+        ("smolm2-135m", "Did you mean 'smollm2-135m'"),
+        ("tinny", "Did you mean 'tiny'"),
+        ("nobody/nothing", "Built in: tiny, smollm2-135m"),
+        ("./nowhere", "no file or folder './nowhere'"),
+        ("missing.gguf", "no file or folder 'missing.gguf'"),
+        ("bad name!", "no file or folder"),
+        ("", "a name or a path"),
+        ("a\0b", "a name or a path"),
+        ("x" * 5000, "cannot open"),
+    ],
+)
+def test_an_unknown_model_gets_a_hint(source, part):
+    refused(source, part)
+
+
+def test_a_file_that_is_no_gguf_is_refused(folder):
+    refused(folder / "config.json", ".gguf")
+    (folder / "notes.gguf").write_text("not a model")
+    refused(folder / "notes.gguf", "GGUF header")
+
+
+@FUZZ
+@given(data=st.data())
+def test_a_cut_or_damaged_safetensors_file_is_refused(folder, saved, data):
+    whole = (saved / "model.safetensors").read_bytes()
+    header = 8 + struct.unpack("<Q", whole[:8])[0]
+    cut = data.draw(st.one_of(st.integers(0, len(whole) - 1), st.integers(0, header)))
+    tail = data.draw(st.binary(max_size=64).filter(lambda tail: cut + len(tail) != len(whole)))
+    (folder / "model.safetensors").write_bytes(whole[:cut] + tail)
+    refused(folder)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@FUZZ
+@given(content=st.binary(max_size=200) | JSON.map(json.dumps).map(str.encode))
+def test_a_config_of_arbitrary_bytes_is_refused(folder, content):
+    (folder / "config.json").write_bytes(content)
+    refused(folder)
+
+
+@FUZZ
+@given(
+    key=st.sampled_from(
+        ["hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size", "model_type",
+         "num_hidden_layers", "rope_parameters", "architectures", "hidden_act", "head_dim"]
+    ),
+    value=JSON,
+)  # fmt: skip
+def test_a_config_with_one_arbitrary_value_loads_or_is_refused(folder, saved, key, value):
+    (folder / "config.json").write_bytes((saved / "config.json").read_bytes())
+    edit_config(folder, **{key: value})
+    assert in_order(load, folder)
+
+
+def test_a_deeply_nested_config_is_refused(folder):
+    (folder / "config.json").write_text("[" * 100_000)
+    refused(folder, "not valid JSON")
+
+
+@FUZZ
+@given(data=st.data())
+def test_a_cut_gguf_file_is_refused(gguf_file, tmp_path, data):
+    whole = gguf_file.read_bytes()
+    cut = data.draw(st.one_of(st.integers(0, len(whole) - 33), st.integers(0, 400)))
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(whole[:cut])
+    refused(path, "cut.gguf")
+
+
+@settings(FUZZ, max_examples=60)
+@given(data=st.data())
+def test_a_gguf_file_with_changed_bytes_loads_or_is_refused(gguf_file, tmp_path, data):
+    content = bytearray(gguf_file.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, 1500))] = data.draw(st.integers(0, 255))
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(content)
+    assert in_order(check_gguf, path)
+
+
+@settings(FUZZ, max_examples=8)
+@given(at=st.integers(0, 1500), value=st.integers(0, 255))
+def test_loading_a_changed_gguf_file_raises_nothing_else(gguf_file, tmp_path, at, value):
+    content = bytearray(gguf_file.read_bytes())
+    content[at] = value
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(content)
+    assert in_order(load, path)
+
+
+@FUZZ
+@given(content=st.binary(max_size=300))
+def test_arbitrary_bytes_are_no_gguf_file(tmp_path, content):
+    path = tmp_path / "random.gguf"
+    path.write_bytes(content)
+    refused(path, "random.gguf")
+
+
+@pytest.mark.parametrize("kind", [9, 8, 4])
+def test_a_gguf_file_that_announces_endless_values_is_refused_at_once(tmp_path, kind):
+    key = b"tokens"
+    content = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", len(key)) + key
+    content += struct.pack("<IIQ", 9, kind, 2**60)
+    path = tmp_path / "endless.gguf"
+    path.write_bytes(content)
+    refused(path, "ends early")

@@ -1,0 +1,89 @@
+import gc
+import weakref
+
+import pytest
+import torch
+
+from headatlas.interp import sites as sites_module
+from headatlas.interp.heads import HeadId
+from headatlas.interp.projections import head_matrices, output_projections
+from headatlas.interp.sites import Site, attention_sites, hook_drift
+
+
+def test_what_a_site_says(tiny):
+    first, second = attention_sites(tiny("llama"))
+    assert first == Site("model.layers.0.self_attn", "", 0, 4, 2, 8, 8, True)
+    assert (second.layer, second.prefix) == (1, "")
+    assert second.heads[3] == HeadId("", 1, 3)
+
+
+def test_widths_of_latent_attention(tiny):
+    site = attention_sites(tiny("deepseek_v3"))[0]
+    assert (site.n_heads, site.n_kv_heads, site.d_head, site.d_value) == (4, 4, 12, 6)
+
+
+@pytest.mark.parametrize("family", ["t5", "bart"])
+def test_stacks_of_an_encoder_decoder(tiny, family):
+    found = [(s.stack, s.layer, s.causal, s.prefix) for s in attention_sites(tiny(family))]
+    assert found == [
+        ("enc", 0, False, "enc."),
+        ("enc", 1, False, "enc."),
+        ("dec", 0, True, "dec."),
+        ("cross", 0, False, "cross."),
+        ("dec", 1, True, "dec."),
+        ("cross", 1, False, "cross."),
+    ]
+
+
+def test_an_encoder_alone_has_one_stack(tiny):
+    found = attention_sites(tiny("t5").get_encoder())
+    assert [(site.stack, site.causal) for site in found] == [("", False)] * 2
+
+
+def test_bert_looks_both_ways(tiny):
+    assert not any(site.causal for site in attention_sites(tiny("bert")))
+
+
+def test_surveyed_once_until_the_modules_change(tiny, monkeypatch):
+    from headatlas.interp import survey
+
+    runs = []
+    examine = survey.examine
+    monkeypatch.setattr(survey, "examine", lambda model: runs.append(1) or examine(model))
+    model = tiny("llama")
+    assert attention_sites(model) is attention_sites(model)
+    hook_drift(model)
+    assert len(runs) == 1
+    model.model.layers = model.model.layers[:1]
+    assert len(attention_sites(model)) == 1
+    assert len(runs) == 2
+
+
+def test_a_survey_does_not_keep_its_model(tiny):
+    model = tiny("llama")
+    attention_sites(model)
+    assert model in sites_module._SURVEYS
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize(
+    "family", ["llama", "gpt2", "opt", "gpt_neox", "phi3", "deepseek_v3", "bert", "t5", "bart"]
+)
+def test_output_projections_are_found_without_names(tiny, family):
+    model = tiny(family)
+    found = output_projections(model)
+    names = {id(module): name for name, module in model.named_modules()}
+    assert tuple(found) == attention_sites(model)
+    endings = ("o_proj", "c_proj", "out_proj", "dense", ".o")
+    for site, module in found.items():
+        name = names[id(module)]
+        assert name.endswith(endings)
+        assert name.rsplit(".", 2)[0] in site.module or site.module.rsplit(".", 1)[0] in name
+        matrices = head_matrices(module, site)
+        z = torch.randn(3, site.n_heads, site.d_value)
+        bias = getattr(module, "bias", None)
+        expected = module(z.flatten(1)) - (0 if bias is None else bias)
+        torch.testing.assert_close(torch.einsum("nhv,hvd->nd", z, matrices), expected)

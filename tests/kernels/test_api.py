@@ -1,0 +1,124 @@
+"""Wrong calls fail early and say what to do; a named backend never becomes another one."""
+
+import inspect
+import re
+
+import pytest
+import torch
+
+from headatlas.kernels import api
+from headatlas.kernels.api import Mask, Match, Scores, Weights
+
+# Without the type checks that the tests switch on: users do not have them
+probe = inspect.unwrap(api.attention_probe)
+
+X = torch.zeros(2, 4, 6, 8)
+KV = torch.zeros(2, 2, 6, 8)
+HERE = torch.arange(6).expand(2, 6)
+
+
+def swapped(value, **fields):
+    """A value object that holds what its own checks would refuse."""
+    for name, content in fields.items():
+        object.__setattr__(value, name, content)
+    return value
+
+
+WRONG = {
+    "k has batch 1 but q has 2": lambda: probe(X, KV[:1], KV),
+    "q has d_key 8 but k has 7": lambda: probe(X, KV[..., :7], KV),
+    "q has 4 heads, not a multiple of k's 3": lambda: probe(X, X[:, :3], X[:, :3]),
+    "v must have k's heads and keys [2, 6]; got [2, 5]": lambda: probe(X, KV, KV[:, :, :5]),
+    "v is None and no lse was given": lambda: probe(X, KV, None),
+    "lse must have shape [batch, head, query] = [2, 4, 6]": lambda: probe(X, KV, KV, lse=X[0]),
+    "window must be at least 1; got 0": lambda: probe(X, KV, KV, mask=Mask(window=0)),
+    "mask.k_range must have shape": lambda: probe(X, KV, KV, mask=swapped(Mask(), k_range=HERE)),
+    "mask.q_pos must have shape": lambda: probe(X, KV, KV, mask=Mask(q_pos=HERE[:, :5])),
+    "softcap must be positive; got 0.0": lambda: probe(X, KV, KV, scores=Scores(softcap=0.0)),
+    "scores.sinks must have shape [head] = [4]": lambda: probe(
+        X, KV, KV, scores=Scores(sinks=torch.zeros(2))
+    ),
+    "scores.bias must broadcast to": lambda: probe(
+        X, KV, KV, scores=Scores(bias=torch.zeros(1, 3, 6, 6))
+    ),
+    "full key axis; got [1, 1, 6, 1]": lambda: probe(
+        X, KV, KV, scores=Scores(bias=torch.zeros(1, 1, 6, 1))
+    ),
+    "matches[1].k_label must have shape [batch, key] = [2, 6]; got [2, 5]": lambda: probe(
+        X, KV, KV, matches=[Match(HERE, HERE), Match(HERE, HERE[:, :5])]
+    ),
+    "weights.heads must lie in 0..3; got [4, -1]": lambda: probe(
+        X, KV, KV, weights=Weights(heads=(0, 4, -1))
+    ),
+    "weights.rows must lie in -1..5": lambda: probe(
+        X, KV, KV, weights=Weights(rows=torch.tensor([[0], [6]]))
+    ),
+    "weights.rows must have shape [batch, rows]": lambda: probe(
+        X, KV, KV, weights=Weights(rows=HERE[:1])
+    ),
+    "unknown backend 'cuda'; choose from": lambda: probe(X, KV, KV, backend="cuda"),
+    "q must be [batch, head, position, width]; got [4, 6, 8]": lambda: probe(X[0], KV, KV),
+}
+
+WRONG_KIND = {
+    "k is torch.float64": lambda: probe(X, KV.double(), KV),
+    "q must be a floating-point tensor; got torch.int64": lambda: probe(
+        X.long(), KV.long(), KV.long()
+    ),
+    "must hold integers; got torch.float32": lambda: probe(
+        X, KV, KV, matches=[swapped(Match(HERE, HERE), q_label=HERE.float())]
+    ),
+    "must hold integers; got torch.bool": lambda: probe(
+        X, KV, KV, weights=swapped(Weights(), rows=HERE > 0)
+    ),
+    "must be floating point; got torch.bool": lambda: probe(
+        X, KV, KV, scores=swapped(Scores(), bias=torch.ones(1, 1, 6, 6).bool())
+    ),
+    "weights.dtype must be floating point": lambda: probe(
+        X, KV, KV, weights=Weights(dtype=torch.int32)
+    ),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_values_that_do_not_fit(message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        WRONG[message]()
+
+
+@pytest.mark.parametrize("message", WRONG_KIND)
+def test_tensors_of_the_wrong_kind(message: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(message)):
+        WRONG_KIND[message]()
+
+
+def test_triton_is_refused_not_replaced() -> None:
+    with pytest.raises(NotImplementedError, match="'triton' is not part of this release"):
+        probe(X, KV, KV, backend="triton")
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_a_named_backend_never_falls_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_):
+        raise RuntimeError("this backend is broken")
+
+    monkeypatch.setattr(f"headatlas.kernels.{name}.probe", broken)
+    with pytest.raises(RuntimeError, match="this backend is broken"):
+        probe(X, KV, KV, backend=name)
+
+
+def test_auto_is_the_cpu_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headatlas.kernels.cpu.probe", lambda *_: "cpu")
+    assert probe(X, KV, KV) == "cpu"
+
+
+def test_empty_inputs_give_empty_or_dead_outputs() -> None:
+    got = api.attention_probe(X[:, :, :0], KV, KV, entropy=True, matches=[Match(HERE[:, :0], HERE)])
+    assert got.out is not None
+    assert got.mass is not None
+    assert got.out.shape == (2, 4, 0, 8)
+    assert got.mass.shape == (2, 4, 0, 1)
+    got = api.attention_probe(X, KV[:, :, :0], KV[:, :, :0], matches=[Match(HERE, HERE[:, :0])])
+    assert got.mass is not None
+    assert torch.all(got.lse == -torch.inf)
+    assert torch.all(got.mass == 0)

@@ -1,0 +1,58 @@
+"""No path builds a tensor that grows with the square of the sequence."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from headatlas.kernels.api import Mask, Match, Scores, Weights, attention_probe
+
+N, HEADS, D = 2048, 4, 8
+
+
+class Largest(TorchDispatchMode):
+    """Elements of the largest tensor that any operator returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
+                self.numel = max(self.numel, leaf.untyped_storage().nbytes() // leaf.itemsize)
+        return result
+
+
+HERE = torch.arange(N)[None]
+TOKENS = torch.randint(0, 100, (1, N), generator=torch.Generator().manual_seed(0))
+MATCHES = {
+    "offsets": [Match(HERE - o, HERE) for o in range(1, 9)],
+    "tokens": [Match(TOKENS, TOKENS, strict=True)],
+    "one label": [Match(0 * TOKENS, TOKENS % 3)],
+    "dense": [Match(TOKENS % 2, TOKENS % 2, strict=True)],
+}
+
+
+@pytest.mark.parametrize("kind", MATCHES)
+@pytest.mark.parametrize(
+    ("mask", "scores"),
+    [
+        (Mask(), Scores()),
+        (Mask(window=100), Scores(softcap=5.0)),
+        (Mask(k_range=torch.tensor([[5, N]])), Scores(sinks=torch.zeros(HEADS))),
+    ],
+    ids=["causal", "window", "padded"],
+)
+def test_statistics_stay_linear(kind: str, mask: Mask, scores: Scores) -> None:
+    q = torch.randn(1, HEADS, N, D, generator=torch.Generator().manual_seed(1))
+    rows = torch.arange(0, N, N // 32)[None]
+    with Largest() as largest:
+        got = attention_probe(
+            q, q[:, :2], q[:, :2], mask=mask, scores=scores, matches=MATCHES[kind],
+            weights=Weights(rows=rows), entropy=kind == "tokens", top=kind == "tokens",
+        )  # fmt: skip
+    assert got.mass is not None
+    assert largest.numel >= q.numel()
+    assert largest.numel < HEADS * N * N / 8
