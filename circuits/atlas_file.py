@@ -106,8 +106,12 @@ def read_atlas(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
 
 
 def _read_json(path: Path) -> tuple[Any, Any]:
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
     return content, content.get("heads") if isinstance(content, dict) else None
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
 
 
 def _read_parquet(path: Path) -> tuple[Any, Any]:

@@ -6,6 +6,7 @@ import hashlib
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from ..interp.probes import (
     random_prompts,
     token_pool,
 )
-from ..interp.sites import attention_sites, hook_drift
+from ..interp.sites import Site, attention_sites, hook_drift
 from ..interp.tokens import context_length
 from .atlas import HeadAtlas
 from .kinds import KINDS, Kind, choose_kinds
@@ -113,7 +114,7 @@ def classify(
     rule = rule or Rule()
     sites = attention_sites(model)
     chosen = _choose(kinds, tokenizer)
-    sets = _prompt_sets(model, tokenizer, battery, chosen, causal=all(s.causal for s in sites))
+    sets = _prompt_sets(model, tokenizer, battery, chosen, causal=_is_causal(sites))
     sums = {}
     for name, documents in sets.items():
         asked = [k for k in chosen if name in k.prompts or (k.legacy and k.legacy.prompts == name)]
@@ -133,6 +134,24 @@ def classify(
         _settings(battery, rule, chosen, sets),
         null_check,
     )
+
+
+def _is_causal(sites: tuple[Site, ...]) -> bool:
+    """Whether all queries see earlier keys only; the label vectors depend on it."""
+    stacks = {site.stack for site in sites}
+    if stacks != {""}:
+        raise InputError(
+            f"this model has several stacks ({', '.join(sorted(stacks))}); classify one at a time, "
+            "such as model.get_encoder()."
+        )
+    causal = {site.causal for site in sites}
+    if len(causal) > 1:
+        mixed = next(site.module for site in sites if not site.causal)
+        raise InputError(
+            f"some attention layers are causal and some are not (such as {mixed}); the kinds of "
+            "head are defined for models that are one or the other."
+        )
+    return causal.pop()
 
 
 def _choose(kinds: Any, tokenizer: Any) -> tuple[Kind, ...]:
@@ -206,9 +225,9 @@ def _stage(progress: Progress, name: str, total: int) -> Callable[[int], None]:
     return lambda done: progress(name, done, total)
 
 
-def _describe(model: Any, sites: Any) -> dict[str, Any]:
+def _describe(model: Any, sites: tuple[Site, ...]) -> dict[str, Any]:
     return {
-        "name": getattr(model, "name_or_path", "") or type(model).__name__,
+        "name": Path(getattr(model, "name_or_path", "")).name or type(model).__name__,
         "class": type(model).__name__,
         "layers": len(sites),
         "heads": sum(site.n_heads for site in sites),

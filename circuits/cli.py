@@ -99,7 +99,7 @@ def classify(
     from .kinds import choose_kinds
 
     # everything that can be refused is refused before the model is loaded
-    chosen = choose_kinds(kinds)
+    choose_kinds(kinds)
     if out is not None:
         check_suffix(out)
         check_target(out)
@@ -110,7 +110,7 @@ def classify(
 
     with _progress() as report:
         atlas = run(
-            loaded, tokenizer, kinds=chosen, prompts=prompts, seq_len=seq_len, text=running_text,
+            loaded, tokenizer, kinds=kinds, prompts=prompts, seq_len=seq_len, text=running_text,
             prepend_bos=bos, null_draws=null_draws, seed=seed, progress=report,
         )  # fmt: skip
     atlas.model["name"] = model

@@ -292,11 +292,8 @@ def _refuse_unknown(name: str, keywords: dict[str, Any]) -> None:
 
 
 def _sum(bias: Tensor | None, more: Tensor | None, n_query: int, n_key: int) -> Tensor | None:
-    if bias is None or more is None:
-        total = bias if more is None else more
-    else:
-        total = bias + more
-    return None if total is None else total.expand(-1, -1, n_query, n_key)
+    given = [term for term in (bias, more) if term is not None]
+    return sum(given[1:], given[0]).expand(-1, -1, n_query, n_key) if given else None
 
 
 def _same_batch(*tensors: Tensor) -> list[Tensor]:

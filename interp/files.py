@@ -37,7 +37,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         'head,score'
     """
     target = Path(path)
-    _check_target(target)
+    check_target(target)
     # an existing link keeps pointing where it did: the file behind it is what gets replaced
     target = target.resolve()
     try:
@@ -98,7 +98,12 @@ def read_text(path: str | os.PathLike[str]) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _check_target(target: Path) -> None:
+def check_target(target: Path) -> None:
+    """Refuse a path that cannot be written, before any work is done for it.
+
+    Raises:
+        InputError: the folder is missing, `target` is a folder, or it cannot be written.
+    """
     if not target.name or "\0" in str(target):
         raise InputError(f"{str(target)!r} is not a file name; give the path of a file to write.")
     try:

@@ -89,15 +89,25 @@ def plot_pattern(
     )
 
 
+def check_figure_suffix(path: str | os.PathLike[str]) -> str:
+    """The lower-case suffix of a figure's file, .html or .json.
+
+    Raises:
+        InputError: another suffix.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in (".html", ".json"):
+        raise InputError(f"a figure is written as .html or .json; got {str(path)!r}.")
+    return suffix
+
+
 def write_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
     """Write a figure as `.html` (one page that needs no network) or `.json` (plotly's format).
 
     Raises:
         InputError: another suffix, or a path that cannot be written.
     """
-    suffix = Path(path).suffix.lower()
-    if suffix not in (".html", ".json"):
-        raise InputError(f"a figure is written as .html or .json; got {str(path)!r}.")
+    suffix = check_figure_suffix(path)
     with atomic_write(path) as temporary:
         if suffix == ".json":
             text = str(figure.to_json())

@@ -70,7 +70,9 @@ class Corpus:
     prose: Ids
     vocab: int
 
-    def batches(self, shapes: list[tuple[int, int, float]], *, seed: int) -> Iterator[tuple[Ids, Ids]]:
+    def batches(
+        self, shapes: list[tuple[int, int, float]], *, seed: int
+    ) -> Iterator[tuple[Ids, Ids]]:
         """One batch for each (rows, length, share of random tokens): ids and loss weights.
 
         A fresh random token that nothing could predict weighs .05, a repeated token 1.5, a token
@@ -81,9 +83,7 @@ class Corpus:
             pairs = [self._sequence(rng, length, share) for _ in range(rows)]
             yield np.stack([ids for ids, _ in pairs]), np.stack([w for _, w in pairs])
 
-    def _sequence(
-        self, rng: np.random.Generator, length: int, share: float
-    ) -> tuple[Ids, Ids]:
+    def _sequence(self, rng: np.random.Generator, length: int, share: float) -> tuple[Ids, Ids]:
         kind = rng.choice(4, p=(share, *((1 - share) * part for part in (0.25, 0.65, 0.1))))
         if kind == 0:
             spans = SHORT if length < 128 else LONG
@@ -167,7 +167,9 @@ def build(seed: int, *, n_documents: int) -> tuple[PreTrainedTokenizerFast, Corp
     rng = np.random.default_rng(seed)
     ends = ["</s>" if rng.random() < 0.3 else "\n\n" for _ in texts]
     joined = [text + end for text, end in zip(texts, ends, strict=True)]
-    encoded = tokenizer(joined, add_special_tokens=False)["input_ids"]
-    stream = np.concatenate([np.asarray(ids) for ids in encoded])
-    written = np.asarray(tokenizer(prose(), add_special_tokens=False)["input_ids"])
-    return tokenizer, Corpus(stream, written, len(tokenizer))
+    encode = tokenizer.backend_tokenizer.encode_batch
+    streams = [
+        np.concatenate([np.asarray(part.ids) for part in encode(parts, add_special_tokens=False)])
+        for parts in (joined, [prose()])
+    ]
+    return tokenizer, Corpus(streams[0], streams[1], len(tokenizer))

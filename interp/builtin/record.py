@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -202,7 +201,9 @@ def confirm(model: Any, battery: Battery, figures: dict[Head, dict[str, float]])
         with without(model, [cause]):
             after = induction_mass(model, battery, lists["induction"])
         downstream[_name(cause)] = {
-            _name(head): round(after[head] - before[head], 4) for head in before if head[0] > cause[0]
+            _name(head): round(after[head] - before[head], 4)
+            for head in before
+            if head[0] > cause[0]
         }
     rng = np.random.default_rng(0)
     size = min(len(lists["induction"]), len(rest))
@@ -252,7 +253,7 @@ def main(arguments: list[str] | None = None) -> None:
     target = options.folder / "record.json"
     unfinished = target.with_name(".record.json.part")
     unfinished.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    os.replace(unfinished, target)
+    unfinished.replace(target)
 
 
 if __name__ == "__main__":

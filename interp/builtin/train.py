@@ -1,18 +1,16 @@
 """Train the built-in model: `python -m headatlas.interp.builtin.train --out DIR`.
 
 A Llama of 4 layers, 8 query heads over 4 key-value heads and 0.86 million parameters learns text
-that the package generates. Half of what it reads are random tokens with repeated spans: nothing
-but previous-token and induction heads can predict those.
+that the package generates. About half of what it reads are random tokens with repeated spans:
+nothing but previous-token and induction heads can predict those.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
-import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,47 +23,88 @@ from . import corpus
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A part of the training.
+
+    Args:
+        part: its share of all steps.
+        lengths: lengths of its sequences, one after the other from batch to batch.
+        random: share of sequences of random tokens with repeats.
+        tokens: tokens per batch.
+    """
+
+    part: float
+    lengths: tuple[int, ...]
+    random: float
+    tokens: int
+
+
+# Short and nothing but repeats at first: text learnt earlier drowns the signal that forms the
+# previous-token and induction heads, and long sequences thin it out. They form within the first
+# stage, at a sudden drop of the loss.
+STAGES = (
+    Stage(0.4, (64,), 1.0, 2048),
+    Stage(0.1, (128,), 0.7, 4096),
+    Stage(0.5, (256, 256, 256, 256, 128, 256, 256, 512), 0.48, 4096),
+)
+
+
+@dataclass(frozen=True)
 class Recipe:
     """How `tiny` is trained; every field changes the weights.
 
     Args:
         seed: of the text, the initial weights and the batches.
         steps: optimiser steps.
-        learning_rate: its peak, after `warm_up` steps; it falls to a twentieth by a cosine.
-        embedding_share: the embedding's learning rate over that of the rest; its random rows are
-            nearly orthogonal, which is what heads tell tokens apart by, and a high rate spoils it.
-        weight_decay: AdamW's, on matrices other than the embedding.
-        tokens: tokens per batch.
+        matrix_rate: AdamW's peak learning rate of the layers' matrices.
+        rate: the peak learning rate of the embedding and the gains.
+        weight_decay: of the matrices.
+        warm_up: steps until both rates peak; then they fall to a fiftieth by a cosine.
         documents: how many documents the text is cut from.
     """
 
     seed: int = 0
-    steps: int = 2000
-    learning_rate: float = 3e-3
-    warm_up: int = 100
-    embedding_share: float = 0.2
-    weight_decay: float = 0.05
-    tokens: int = 6144
-    documents: int = 12000
+    steps: int = 2300
+    matrix_rate: float = 1.5e-3
+    rate: float = 4e-3
+    weight_decay: float = 0.1
+    warm_up: int = 40
+    documents: int = 8000
 
-    def rate(self, step: int) -> float:
-        """Learning rate of a step."""
+    def slope(self, step: int) -> float:
+        """The part of the peak learning rates that a step uses."""
         if step < self.warm_up:
-            return self.learning_rate * (step + 1) / self.warm_up
+            return (step + 1) / self.warm_up
         done = (step - self.warm_up) / max(1, self.steps - self.warm_up)
-        return self.learning_rate * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * done)))
+        return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done))
 
-    def shapes(self) -> list[tuple[int, int]]:
-        """(rows, length) of every batch: short at first, 256 later, every eighth of 512."""
-        lengths = [
-            128 if step < self.steps // 4 else 512 if step % 8 == 7 else 256
-            for step in range(self.steps)
-        ]
-        return [(self.tokens // length, length) for length in lengths]
+    def shapes(self) -> list[tuple[int, int, float]]:
+        """(rows, length, share of random tokens) of every batch."""
+        found = []
+        for step in range(self.steps):
+            stage = self.stage(step)
+            length = stage.lengths[step % len(stage.lengths)]
+            found.append((stage.tokens // length, length, stage.random))
+        return found
+
+    def stage(self, step: int) -> Stage:
+        """The stage a step belongs to."""
+        end = 0.0
+        for stage in STAGES:
+            end += stage.part
+            if step < end * self.steps:
+                return stage
+        return STAGES[-1]
 
 
 def make_model(vocab: int, *, seed: int) -> LlamaForCausalLM:
-    """The untrained model."""
+    """The untrained model.
+
+    Embeddings are large beside what the layers add at first, so that tokens stay distinct, and
+    share one direction: it gives rotary heads something constant to turn, and the softmax ignores
+    it. The last gain starts near zero, so that the first predictions are uniform; otherwise the
+    layers would first learn to drown the embeddings in a constant.
+    """
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocab,
@@ -75,8 +114,8 @@ def make_model(vocab: int, *, seed: int) -> LlamaForCausalLM:
         num_attention_heads=8,
         num_key_value_heads=4,
         head_dim=16,
-        initializer_range=0.08,
         max_position_embeddings=1024,
+        initializer_range=0.08,
         tie_word_embeddings=True,
         bos_token_id=0,
         pad_token_id=1,
@@ -84,10 +123,25 @@ def make_model(vocab: int, *, seed: int) -> LlamaForCausalLM:
     )
     model = LlamaForCausalLM(config)
     with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
+        for name, weight in model.named_parameters():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                weight.zero_()
+        embedding = model.model.embed_tokens.weight
+        embedding.normal_(0, 0.5).add_(0.35 * torch.randn(128))
+        model.model.norm.weight.fill_(0.01)
     return model
+
+
+def make_optimiser(model: LlamaForCausalLM, recipe: Recipe) -> torch.optim.AdamW:
+    """AdamW with one group for the layers' matrices and one for embedding and gains."""
+    embedding = model.model.embed_tokens.weight
+    matrices = [p for p in model.parameters() if p.ndim == 2 and p is not embedding]
+    rest = [embedding, *(p for p in model.parameters() if p.ndim == 1)]
+    groups = [
+        {"params": matrices, "peak": recipe.matrix_rate, "weight_decay": recipe.weight_decay},
+        {"params": rest, "peak": recipe.rate, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.98))
 
 
 def weighted_loss(model: LlamaForCausalLM, ids: Tensor, weights: Tensor) -> tuple[Tensor, float]:
@@ -109,7 +163,7 @@ def train(
 
     Args:
         recipe: seed, steps and rates.
-        out: folder for the model; it appears when training is done.
+        out: folder for the model; its files appear when training is done.
         checkpoints: also save `out/checkpoints/step-00500` and so on, every so many steps.
         progress: where loss, speed and remaining time are shown.
 
@@ -118,57 +172,56 @@ def train(
     """
     tokenizer, text = corpus.build(recipe.seed, n_documents=recipe.documents)
     model = make_model(text.vocab, seed=recipe.seed)
-    optimiser = _optimiser(model, recipe)
-    shapes = recipe.shapes()
-    task = progress.add_task("training", total=recipe.steps, note="") if progress else None
-    began, seen = time.perf_counter(), 0
-    average: float | None = None
-    for step, (ids, weights) in enumerate(text.batches(shapes, seed=recipe.seed)):
+    optimiser = make_optimiser(model, recipe)
+    meter = Meter(progress, recipe.steps)
+    for step, (ids, weights) in enumerate(text.batches(recipe.shapes(), seed=recipe.seed)):
         if checkpoints and step % checkpoints == 0:
             save(model, tokenizer, out / "checkpoints" / f"step-{step:05d}")
-        for group in optimiser.param_groups:
-            group["lr"] = recipe.rate(step) * group["share"]
         loss, copies = weighted_loss(
             model, torch.from_numpy(ids), torch.from_numpy(weights).float()
         )
-        optimiser.zero_grad()
+        model.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimiser.param_groups:
+            group["lr"] = group["peak"] * recipe.slope(step)
         optimiser.step()
-        seen += ids.size
-        average = copies if average is None else 0.95 * average + 0.05 * copies
-        if progress and task is not None:
-            speed = seen / (time.perf_counter() - began)
-            note = f"loss {loss.item():.3f} · repeats {average:.3f} nats · {speed:,.0f} tokens/s"
-            progress.update(task, advance=1, note=note)
+        meter.show(loss.item(), copies, ids.size)
     save(model, tokenizer, out)
     return model
 
 
-def _optimiser(model: LlamaForCausalLM, recipe: Recipe) -> torch.optim.AdamW:
-    embedding = model.get_input_embeddings().weight
-    matrices = [p for p in model.parameters() if p.ndim > 1 and p is not embedding]
-    gains = [p for p in model.parameters() if p.ndim == 1]
-    groups = [
-        {"params": matrices, "weight_decay": recipe.weight_decay, "share": 1.0},
-        {"params": gains, "weight_decay": 0.0, "share": 1.0},
-        {"params": [embedding], "weight_decay": 0.0, "share": recipe.embedding_share},
-    ]
-    return torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.98))
+class Meter:
+    """Shows the smoothed loss, the loss on repeats and the speed of training."""
+
+    def __init__(self, progress: Progress | None, steps: int) -> None:
+        self.progress, self.began, self.seen = progress, time.perf_counter(), 0
+        self.loss = self.copies = math.nan
+        self.task = progress.add_task("training", total=steps, note="") if progress else None
+
+    def show(self, loss: float, copies: float, tokens: int) -> None:
+        """Take in one batch."""
+        self.seen += tokens
+        self.loss = loss if math.isnan(self.loss) else 0.95 * self.loss + 0.05 * loss
+        if not math.isnan(copies):
+            before = copies if math.isnan(self.copies) else self.copies
+            self.copies = 0.95 * before + 0.05 * copies
+        if self.progress is None or self.task is None:
+            return
+        speed = self.seen / (time.perf_counter() - self.began)
+        note = f"loss {self.loss:.3f} · repeats {self.copies:.3f} nats · {speed:,.0f} tokens/s"
+        self.progress.update(self.task, advance=1, note=note)
 
 
 def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """Write model and tokenizer as an ordinary folder; each file appears whole or not at all."""
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as folder:
+    with tempfile.TemporaryDirectory(dir=out, prefix=".unfinished-") as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        for file in _files(Path(folder)):
-            shutil.move(file, out / file.name)
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    return (file for file in sorted(folder.iterdir()) if file.is_file())
+        for file in sorted(Path(folder).iterdir()):
+            file.chmod(0o644)
+            file.replace(out / file.name)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -178,11 +231,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=Recipe.seed)
     parser.add_argument("--steps", type=int, default=Recipe.steps)
     parser.add_argument("--documents", type=int, default=Recipe.documents)
-    parser.add_argument("--checkpoints", type=int, metavar="EVERY", help="steps between checkpoints")
+    parser.add_argument(
+        "--checkpoints", type=int, metavar="EVERY", help="steps between checkpoints"
+    )
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
-    recipe = Recipe(options.seed, options.steps, documents=options.documents)
+    recipe = Recipe(seed=options.seed, steps=options.steps, documents=options.documents)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

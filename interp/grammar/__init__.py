@@ -53,7 +53,9 @@ class Grammar:
             InputError: `n_sentences` is below 1.
         """
         if n_sentences is not None and n_sentences < 1:
-            raise InputError(f"a document has at least one sentence; got n_sentences={n_sentences}.")
+            raise InputError(
+                f"a document has at least one sentence; got n_sentences={n_sentences}."
+            )
         rng = random.Random(f"{self.seed}/{self._made}")
         self._made += 1
         return _write(rng, n_sentences or rng.randint(5, 14))
@@ -101,7 +103,7 @@ def _write(rng: random.Random, n_sentences: int) -> Document:
     paragraphs = [0]
     for index in range(n_sentences):
         discourse.sentence = index
-        if 3 <= index - paragraphs[-1] and rng.random() < 0.12:
+        if index - paragraphs[-1] >= 3 and rng.random() < 0.12:
             paragraphs.append(index)
         sentence, mentions = linearise(writer.sentence(), index)
         sentences.append(sentence)

@@ -24,7 +24,8 @@ class Clauses:
     """Writes clauses about a discourse; every clause is a tree whose root is its verb."""
 
     def __init__(self, discourse: Discourse, tense: Tense) -> None:
-        self.discourse, self.rng, self.tense = discourse, discourse.rng, tense
+        self.discourse, self.rng = discourse, discourse.rng
+        self.tense: Tense = tense
         self.nominals = Nominals(discourse)
 
     def clause(self, *, subject: Entity | None = None, plain: bool = False) -> Node:

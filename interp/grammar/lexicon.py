@@ -30,17 +30,25 @@ class Topic:
     thing_verbs: tuple[str, ...]
 
 
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+def _phrases(text: str) -> tuple[str, ...]:
+    return tuple(phrase.strip() for phrase in text.split(","))
+
+
 def _topic(name: str, *lists: str) -> Topic:
     roles, things, places, adjectives, transitive, person_verbs, thing_verbs = lists
     return Topic(
         name,
-        tuple(roles.split()),
-        tuple(things.split()),
-        tuple(place.strip() for place in places.split(",")),
-        tuple(adjectives.split()),
-        tuple(transitive.split()),
-        tuple(person_verbs.split()),
-        tuple(thing_verbs.split()),
+        _words(roles),
+        _words(things),
+        _phrases(places),
+        _words(adjectives),
+        _words(transitive),
+        _words(person_verbs),
+        _words(thing_verbs),
     )
 
 
@@ -182,58 +190,62 @@ TOPICS = (
     ),
 )
 
-BOYS = (
+BOYS = _words(
     "Tom Peter Omar Luca Henry Ivan Samuel Ravi Jonas Felix Bartholomew Oskar Daniel Hugo "
     "Theodore Kenji Martin Aleksander Paul Mustafa"
-).split()
-GIRLS = (
+)
+GIRLS = _words(
     "Anna Maria Lucy Ingrid Sofia Helen Priya Clara Josephine Ruth Yuki Magdalena Emma Nadia "
     "Evangeline Alice Leila Wilhelmina Rosa Katharina"
-).split()
-SURNAMES = (
+)
+SURNAMES = _words(
     "Bell Novak Carter Lindqvist Moreno Abernathy Okafor Stone Wojciechowski Hill Tanaka "
     "Papadopoulos Marsh Fitzwilliam Rossi Keller Vandenberg Shaw Oyelaran Brook"
-).split()
+)
 
 ROLE_GENDER = {
-    **dict.fromkeys("fisherwoman landlady headmistress midwife signalwoman shepherdess".split(), "f"),
-    **dict.fromkeys("choirmaster schoolboy stationmaster".split(), "m"),
+    **dict.fromkeys(
+        _words("fisherwoman landlady headmistress midwife signalwoman shepherdess"), "f"
+    ),
+    **dict.fromkeys(_words("choirmaster schoolboy stationmaster"), "m"),
 }
 
-PERSON_ADJECTIVES = (
+PERSON_ADJECTIVES = _words(
     "young old tired happy honest nervous tall curious stubborn generous absent-minded polite "
     "hungry proud lonely conscientious"
-).split()
-FEELINGS = "happy tired angry proud calm worried ready late grateful inconsolable".split()
-ADJECTIVES = "small large new old beautiful strange heavy plain second last".split()
-ADVERBS = (
+)
+FEELINGS = _words("happy tired angry proud calm worried ready late grateful inconsolable")
+ADJECTIVES = _words("small large new old beautiful strange heavy plain second last")
+ADVERBS = _words(
     "slowly quickly carefully quietly often suddenly soon again happily reluctantly "
     "simultaneously badly well twice together enthusiastically"
-).split()
-SENTENCE_ADVERBS = (
+)
+SENTENCE_ADVERBS = _words(
     "yesterday then later fortunately afterwards sometimes eventually meanwhile unexpectedly"
-).split()
-DEGREES = "very quite rather too extremely".split()
-SUBORDINATORS = "because when while although before after until if".split()
-TIMES = (
+)
+DEGREES = _words("very quite rather too extremely")
+SUBORDINATORS = _words("because when while although before after until if")
+TIMES = _phrases(
     "in the morning, in the evening, at night, on Monday, on Thursday, after the storm, "
     "before the holiday, in the winter, during the meeting, at the weekend"
-).split(", ")
+)
 
-PERSON_TRANSITIVE = (
+PERSON_TRANSITIVE = _words(
     "help thank call watch visit meet/met/met praise warn greet trust follow remember "
     "congratulate interrupt"
-).split()
-DITRANSITIVE = (
+)
+DITRANSITIVE = _words(
     "give/gave/given send/sent/sent show/showed/shown offer lend/lent/lent sell/sold/sold "
     "bring/brought/brought hand"
-).split()
-PARTICLE_VERBS = (
+)
+PARTICLE_VERBS = _words(
     "pick:up put/put/put:down take/took/taken:away throw/threw/thrown:out turn:over "
     "bring/brought/brought:back lift:up set/set/set:aside"
-).split()
-CONTROL = "want try hope decide begin/began/begun need refuse promise forget/forgot/forgotten".split()
-SPEECH = "say/said/said believe know/knew/known think/thought/thought explain claim notice".split()
-QUOTING = "say/said/said reply whisper shout announce mutter".split()
-MODALS = "will can must should may could might would".split()
-NUMBERS = "two three four five seven twelve twenty".split()
+)
+CONTROL = _words(
+    "want try hope decide begin/began/begun need refuse promise forget/forgot/forgotten"
+)
+SPEECH = _words("say/said/said believe know/knew/known think/thought/thought explain claim notice")
+QUOTING = _words("say/said/said reply whisper shout announce mutter")
+MODALS = _words("will can must should may could might would")
+NUMBERS = _words("two three four five seven twelve twenty")

@@ -48,7 +48,7 @@ class Discourse:
             return Entity(plural_of(noun), "p", False)
         return Entity(noun, "n", False)
 
-    def _fresh(self, words: tuple[str, ...] | list[str]) -> str:
+    def _fresh(self, words: tuple[str, ...]) -> str:
         """A word not used in this document for anything else."""
         word = self.rng.choice([word for word in words if word not in self._taken])
         self._taken.add(word)

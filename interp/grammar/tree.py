@@ -31,9 +31,7 @@ class Entity:
 
     __slots__ = ("gender", "known", "name", "noun", "person")
 
-    def __init__(
-        self, noun: str, gender: Gender, person: bool, name: tuple[str, ...] = ()
-    ) -> None:
+    def __init__(self, noun: str, gender: Gender, person: bool, name: tuple[str, ...] = ()) -> None:
         self.noun, self.gender, self.person, self.name = noun, gender, person, name
         self.known = False
 

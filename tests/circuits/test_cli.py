@@ -66,15 +66,31 @@ def test_plot_writes_a_page(tmp_path):
     assert "<script>alert(1)" not in page
 
 
+def unusable_models(folder):
+    """A model with a NaN weight and one without attention, as local directories."""
+    from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM
+
+    gpt2 = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=16, n_layer=1, n_head=2))
+    gpt2.transformer.h[0].attn.c_attn.weight.data[0, 0] = float("nan")
+    gpt2.save_pretrained(folder / "nan")
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=300, hidden_size=16, num_hidden_layers=1))
+    mamba.save_pretrained(folder / "mamba")
+    return folder / "nan", folder / "mamba"
+
+
 def user_errors(tmp_path, long_text):
     empty, binary = tmp_path / "empty.txt", tmp_path / "binary.txt"
     empty.write_text(" \n")
     binary.write_bytes(b"\xff\xfe\x00")
     (tmp_path / "folder").mkdir()
+    nan, mamba = unusable_models(tmp_path)
     return {
         ("classify", "no-such-model"): "no-such-model",
         ("classify", "tny"): "tiny",
         ("classify", tmp_path / "folder"): "config.json",
+        ("classify", nan, "--kinds", "induction"): "not finite",
+        ("classify", mamba, "--kinds", "induction"): "attention",
+        ("classify", nan, "--kinds", "delimiter"): "not finite",
         ("classify", "--kinds", "nonsense"): "unknown kind nonsense",
         ("classify", "--text", tmp_path / "missing.txt"): "missing.txt",
         ("classify", "--text", empty): "empty",

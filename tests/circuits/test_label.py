@@ -18,6 +18,10 @@ from headatlas.interp.probes import natural_prompts, random_prompts, token_pool
 CONTENT = "duplicate_token,induction"
 
 
+PER_DOCUMENT = (
+    "rows", "mass", "uniform", "pairs", "profile", "profile_pairs", "largest", "largest_rows",
+    "null_mass", "null_pairs",
+)  # fmt: skip
 PREVIOUS = (Statistic("previous_token", ""),)
 
 
@@ -100,8 +104,7 @@ def test_influence_predicts_what_leaving_a_document_out_does():
     whole = profile_excess(sums, 0, half)
     for document in (0, 7, 13):
         keep = np.arange(24) != document
-        fields = ("rows", "mass", "uniform", "pairs", "profile", "profile_pairs")
-        less = replace(sums, **{name: getattr(sums, name)[keep] for name in fields})
+        less = replace(sums, **{name: getattr(sums, name)[keep] for name in PER_DOCUMENT})
         effect = profile_excess(less, 0, half[keep]).excess - whole.excess
         predicted = -whole.influence[document] / 23
         assert np.corrcoef(effect, predicted)[0, 1] > 0.99

@@ -18,13 +18,44 @@ from headatlas.interp.grammar.tree import PRONOUNS
 SEEDS = st.integers(min_value=-(2**40), max_value=2**40)
 CLASS_OF = {form: gender for gender, forms in PRONOUNS.items() for form in forms}
 RELATIONS = frozenset(
-    ["root", "nsubj", "nsubj:pass", "obj", "iobj", "obl", "obl:agent", "det", "amod", "case", "advmod", "aux", "aux:pass", "mark", "conj", "cc", "nmod", "nmod:poss", "compound", "compound:prt", "flat", "appos", "xcomp", "ccomp", "advcl", "acl:relcl", "cop", "nummod", "expl", "punct"]
+    [
+        "root",
+        "nsubj",
+        "nsubj:pass",
+        "obj",
+        "iobj",
+        "obl",
+        "obl:agent",
+        "det",
+        "amod",
+        "case",
+        "advmod",
+        "aux",
+        "aux:pass",
+        "mark",
+        "conj",
+        "cc",
+        "nmod",
+        "nmod:poss",
+        "compound",
+        "compound:prt",
+        "flat",
+        "appos",
+        "xcomp",
+        "ccomp",
+        "advcl",
+        "acl:relcl",
+        "cop",
+        "nummod",
+        "expl",
+        "punct",
+    ]
 )
 
 
 @pytest.fixture(scope="module")
 def documents() -> tuple[Document, ...]:
-    return tuple(Grammar(5).documents(400))
+    return tuple(Grammar(5).documents(300))
 
 
 def words_of(document: Document, mention: Mention) -> tuple[str, ...]:
@@ -49,10 +80,11 @@ def check_tree(sentence: Sentence) -> None:
             at = sentence.heads[at]
     arcs = [tuple(sorted((i, h))) for i, h in enumerate(sentence.heads) if h >= 0]
     for (a, b), (c, d) in itertools.combinations(arcs, 2):
-        assert not (a < c < b < d or c < a < d < b), "the tree is not projective"
+        crossing = a < c < b < d or c < a < d < b
+        assert not crossing, "the tree is not projective"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=SEEDS, n_sentences=st.integers(1, 12))
 def test_every_sentence_is_a_projective_tree(seed: int, n_sentences: int) -> None:
     document = Grammar(seed).document(n_sentences)
@@ -63,7 +95,7 @@ def test_every_sentence_is_a_projective_tree(seed: int, n_sentences: int) -> Non
         assert all(sentence.words)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=SEEDS)
 def test_word_spans_cut_the_words_out_of_the_text(seed: int) -> None:
     document = Grammar(seed).document()
@@ -78,7 +110,7 @@ def test_word_spans_cut_the_words_out_of_the_text(seed: int) -> None:
     assert text.count("\n") == len(document.paragraphs) - 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(seed=SEEDS)
 def test_clusters_are_coherent(seed: int) -> None:
     document = Grammar(seed).document()
@@ -120,7 +152,7 @@ def test_pronouns_resolve_to_the_last_rival(documents: tuple[Document, ...]) -> 
                 resolved += 1
             if index in kind_of:
                 last[kind_of[index]] = index
-    assert resolved > 1000
+    assert resolved > 500
 
 
 def test_names_agree_with_pronouns(documents: tuple[Document, ...]) -> None:
@@ -194,8 +226,8 @@ def test_documents_keep_to_their_topic(documents: tuple[Document, ...]) -> None:
         assert counts.most_common(1)[0][0] == topic.name
 
 
-@settings(max_examples=25, deadline=None)
-@given(n_words=st.integers(1, 700), seed=SEEDS)
+@settings(max_examples=12, deadline=None)
+@given(n_words=st.integers(1, 300), seed=SEEDS)
 def test_natural_text_has_the_length_asked_for(n_words: int, seed: int) -> None:
     text = natural_text(n_words, seed=seed)
     assert len(text.split()) == n_words
@@ -204,10 +236,10 @@ def test_natural_text_has_the_length_asked_for(n_words: int, seed: int) -> None:
 
 
 def test_natural_text_mixes_topics() -> None:
-    text = natural_text(4000, seed=0)
+    text = natural_text(3000, seed=0)
     present = [t.name for t in TOPICS if sum(f" {noun}" in text for noun in t.things) >= 3]
     assert len(present) >= 8
-    assert text.count("\n\n") > 20
+    assert text.count("\n\n") > 15
 
 
 @pytest.mark.parametrize("bad", [0, -3])

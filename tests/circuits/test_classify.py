@@ -1,0 +1,120 @@
+"""The one call: what it accepts, refuses and leaves alone."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertModel, T5Config, T5ForConditionalGeneration
+
+import headatlas as ha
+from headatlas.circuits.kinds import KINDS, Kind, Labels
+from headatlas.interp.errors import InputError
+from headatlas.interp.grammar import natural_text
+
+
+def test_the_built_in_model_has_the_heads_of_its_record():
+    """Labels against the record that hand-written eager diagonals made."""
+    import json
+    from pathlib import Path
+
+    import headatlas.interp.builtin as builtin
+
+    record = json.loads((Path(builtin.__file__).parent / "tiny" / "record.json").read_text())
+    atlas = ha.classify(*ha.load("tiny"), seed=0)
+    for kind in ("previous_token", "induction"):
+        strong = {str(head) for head in atlas.heads(kind, "strong")}
+        assert strong
+        assert strong <= set(record["heads"][kind])
+
+
+def test_same_seed_same_atlas_other_seed_other_numbers():
+    model, tokenizer = ha.load("tiny")
+    one, two, other = (
+        ha.classify(model, tokenizer, prompts=8, seq_len=48, seed=seed) for seed in (3, 3, 4)
+    )
+    assert one.rows.equals(two.rows)
+    assert not one.rows["score"].equals(other.rows["score"])
+
+
+def test_without_a_tokenizer_kinds_that_need_text_are_left_out():
+    model, _ = ha.load("tiny")
+    atlas = ha.classify(model, None, prompts=8, seq_len=48)
+    assert "delimiter" not in atlas.kinds
+    assert "natural" not in atlas.rows["details"][0]
+    with pytest.raises(InputError, match="delimiter needs natural text and so a tokenizer"):
+        ha.classify(model, None, kinds="delimiter", prompts=8, seq_len=48)
+
+
+def test_users_own_kind_beside_built_in_ones():
+    def two_back(prompts):
+        place = prompts.position
+        q = np.where(prompts.mask & (place >= 2), place - 2, -1)
+        return {"": (Labels(q, np.where(prompts.mask, place, -2)),)}
+
+    kind = Kind("two_back", "Mean weight two back.", two_back)
+    atlas = ha.classify(*ha.load("tiny"), kinds=["induction", kind], prompts=8, seq_len=48)
+    assert atlas.kinds == ("induction", "two_back")
+    assert "two_back" not in KINDS
+
+
+def test_an_encoder_scores_both_directions():
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=64,
+    )  # fmt: skip
+    atlas = ha.classify(BertModel(config).eval(), None, prompts=8, seq_len=32)
+    offsets = {details["variant"] for details in atlas.rows["details"] if "variant" in details}
+    assert offsets <= {f"{k:+d}" for k in (*range(-8, 0), *range(1, 9))}
+    # attention of random weights is nearly even, and so nothing is found
+    assert set(atlas.rows["grade"]) == {"none"}
+
+
+def test_refusals():
+    model, tokenizer = ha.load("tiny")
+    with pytest.raises(InputError, match="longer than the model's context of 1024"):
+        ha.classify(model, tokenizer, seq_len=2000)
+    with pytest.raises(InputError, match="at least 16 tokens"):
+        ha.classify(model, tokenizer, seq_len=4)
+    with pytest.raises(InputError, match="at least 8 prompts; got 3"):
+        ha.classify(model, tokenizer, prompts=3)
+    with pytest.raises(InputError, match="pass a longer text, or a sequence length of"):
+        ha.classify(model, tokenizer, text=natural_text(100, seed=0), seq_len=64)
+    with pytest.raises(InputError, match="unknown kind"):
+        ha.classify(model, tokenizer, kinds=["inductions"])
+    t5 = T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=300, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2,
+            decoder_start_token_id=0,
+        )
+    )  # fmt: skip
+    with pytest.raises(InputError, match=r"several stacks .* model\.get_encoder"):
+        ha.classify(t5.eval(), None, prompts=8, seq_len=32)
+
+
+def test_null_check_comes_on_request():
+    atlas = ha.classify(*ha.load("tiny"), prompts=8, seq_len=48, null_draws=3)
+    assert atlas.null_check is not None
+    assert set(atlas.null_check["prompts"]) == {"random", "natural"}
+    assert len(atlas.null_check) == 6
+    assert ha.classify(*ha.load("tiny"), prompts=8, seq_len=48).null_check is None
+
+
+def test_progress_reports_every_set():
+    seen = []
+    ha.classify(
+        *ha.load("tiny"), prompts=8, seq_len=48, progress=lambda *report: seen.append(report)
+    )
+    assert {stage for stage, _, _ in seen} == {"random", "natural", "classic"}
+    assert all(done <= total for _, done, total in seen)
+    assert seen[-1][1] == seen[-1][2]
+
+
+@pytest.mark.real
+def test_the_real_model_has_heads_of_every_expected_kind():
+    atlas = ha.classify(*ha.load("smollm2-135m"), prompts=16, seq_len=128, seed=0)
+    assert atlas.n_heads == 270
+    # known from whole eager patterns: L18H6 is an induction head that rests on the sink
+    assert "L18H6" in {str(head) for head in atlas.heads("induction", "strong")}
+    assert atlas["L18H6"]["first_position"]["score"] > 0.3
+    for kind in ("previous_token", "duplicate_token", "first_position", "induction"):
+        assert atlas.heads(kind, "strong"), kind
