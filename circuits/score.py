@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,12 @@ class Sums:
     null_mass: Float[np.ndarray, "document head draw permuted"]
     null_pairs: Float[np.ndarray, "document draw permuted cell"]
     permuted: tuple[int, ...]
+
+    def take(self, documents: Any) -> Sums:
+        """The sums of some documents (a slice, index or boolean array)."""
+        per_document = ("rows", "mass", "uniform", "pairs", "profile", "profile_pairs", "largest",
+            "largest_rows", "null_mass", "null_pairs")  # fmt: skip
+        return replace(self, **{name: getattr(self, name)[documents] for name in per_document})
 
     def index(self, kind: str, variant: str = "") -> int:
         """Column of a statistic."""

@@ -11,6 +11,8 @@ high-water mark of resident memory over the loaded and warmed-up model.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import platform
 import statistics
@@ -159,6 +161,9 @@ def _measure_memory(kind: str, length: int, name: str) -> float:
     for run in contenders(model, tokenizer, warm, [name]).values():
         run()
     runs = contenders(model, tokenizer, document(model, tokenizer, kind, length), [name])
+    del warm
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # give back what the warm-up left, or it hides the peak
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark (Linux)
     for run in runs.values():
