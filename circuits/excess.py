@@ -9,9 +9,6 @@ from jaxtyping import Bool, Float
 
 from .score import Sums
 
-# One pseudo-pair with the mean weight of all sampled pairs: cells never sampled fall back on it.
-_PRIOR_PAIRS = 1.0
-
 
 @dataclass(frozen=True, eq=False)
 class Excess:
@@ -100,10 +97,13 @@ def _profile_excess(
     for own in (half, ~half):
         counts = sums.profile_pairs[own].sum(0)
         weight = sums.profile[own].sum(0, dtype=np.float64)  # [head, cell]
+        # a cell never sampled falls back on the mean weight of all sampled pairs; smoothing the
+        # others towards it too would bias heads whose weights hardly vary
         even = weight.sum(1, keepdims=True) / max(1.0, counts.sum())
-        profile = (weight + _PRIOR_PAIRS * even) / (counts + _PRIOR_PAIRS)
+        sampled = np.maximum(counts, 1.0)
+        profile = np.where(counts > 0, weight / sampled, even)
         chance[~own] = pairs[~own] @ profile.T
-        judged = pairs[~own].sum(0, dtype=np.float64) / (counts + _PRIOR_PAIRS)  # [cell]
+        judged = pairs[~own].sum(0, dtype=np.float64) / sampled  # [cell]
         through_profile[own] = sums.profile[own] @ judged - (
             (sums.profile_pairs[own] * judged) @ profile.T
         )

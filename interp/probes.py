@@ -85,7 +85,7 @@ def token_pool(vocab_size: int, tokenizer: Any = None, *, special: tuple[int, ..
 
     Example:
         >>> token_pool(100, special=(50,)).tolist()[:3], 50 in token_pool(100, special=(50,))
-        ([10, 11, 12], False)
+        ([9, 10, 11], False)
     """
     banned = set(special)
     size = vocab_size

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 
 import headatlas as ha
 from headatlas.circuits.score import score
@@ -37,8 +38,12 @@ from headatlas.interp.probes import (
 )
 
 ONE_KEY = "previous_token,offset,first_position,current_token"
+NAMED = "previous_token,duplicate_token,induction"  # the three that detect_head knows
 PLAIN = "plain SDPA forward"
-ALWAYS = (PLAIN, "one-key kinds", "default battery", "default battery, 16 null draws")
+ALWAYS = (
+    PLAIN, "one-key kinds", "previous, duplicate, induction", "default battery",
+    "default battery, 16 null draws",
+)  # fmt: skip
 EAGER = ("eager hooks, streamed diagonals", "eager output_attentions")
 LENS = ("TransformerLens detect_head × 3", "TransformerLens, one shared cache")
 
@@ -58,8 +63,9 @@ def contenders(model, tokenizer, prompts: Prompts, names) -> dict[str, Callable[
     makers: dict[str, Callable[[], Callable[[], object]]] = {
         PLAIN: lambda: lambda: run_base(model, ids),
         ALWAYS[1]: lambda: lambda: score(model, prompts, ONE_KEY, profile_rows=0),
-        ALWAYS[2]: lambda: lambda: score(model, prompts),
-        ALWAYS[3]: lambda: lambda: score(model, prompts, null_draws=16),
+        ALWAYS[2]: lambda: lambda: score(model, prompts, NAMED, profile_rows=0),
+        ALWAYS[3]: lambda: lambda: score(model, prompts),
+        ALWAYS[4]: lambda: lambda: score(model, prompts, null_draws=16),
         EAGER[0]: lambda: lambda: _streamed_diagonals(model, ids),
         EAGER[1]: lambda: lambda: _output_attentions(model, ids),
         LENS[0]: lambda: _lens(tokenizer, ids, shared=False),
@@ -177,6 +183,13 @@ def _status(name: str) -> int:
     return int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
+def _line(row: dict) -> str:
+    return (
+        f"{row['tokens']:5} {row['text']:9} {row['contender']:34} {row['cpu_s']:7.2f} CPU s  "
+        f"{row['ratio']:6.2f} ×  {row['peak_mib']:8.0f} MiB"
+    )
+
+
 def main() -> None:
     """Run the benchmark and print its table."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -184,10 +197,11 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["natural", "repeated"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--others", type=int, nargs="*", default=[1024], help="lengths for peers")
+    parser.add_argument("--threads", type=int, default=1, help="threads that wait burn CPU time")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--memory", nargs=3, metavar=("KIND", "LENGTH", "NAME"))
     options = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(options.threads)
     if options.memory:
         kind, length, name = options.memory
         print(_measure_memory(kind, int(length), name))
@@ -195,21 +209,23 @@ def main() -> None:
     rows = []
     for length in options.lengths:
         for kind in options.kinds:
-            names = [*ALWAYS, EAGER[0]]
-            if length in options.others:
-                names += [EAGER[1], *LENS]
-            times = cpu_ratios(length, kind, names, options.rounds if length < 2048 else 3)
-            for name in names:
-                row = {"tokens": length, "text": kind, "contender": name, **times[name]}
-                row["peak_mib"] = peak_memory(length, kind, name)
-                rows.append(row)
-                print(
-                    f"{length:5} {kind:9} {name:34} {row['cpu_s']:7.2f} CPU s  "
-                    f"{row['ratio']:6.2f} ×  {row['peak_mib']:8.0f} MiB",
-                    flush=True,
-                )
+            groups = [((*ALWAYS, EAGER[0]), options.rounds)]
+            if length in options.others:  # slow: fewer rounds, beside the same plain forward
+                groups.append(((PLAIN, EAGER[1], *LENS), 2))
+            for names, rounds in groups:
+                times = cpu_ratios(length, kind, names, rounds)
+                for name in names if names[1] == ALWAYS[1] else names[1:]:
+                    row = {"tokens": length, "text": kind, "contender": name, **times[name]}
+                    row["peak_mib"] = peak_memory(length, kind, name)
+                    rows.append(row)
+                    print(_line(row), flush=True)
     if options.out:
-        machine = {"python": platform.python_version(), "torch": torch.__version__, "threads": 2}
+        machine = {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "threads": options.threads,
+        }
         options.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
 
 

@@ -1,5 +1,8 @@
 """The one call: what it accepts, refuses and leaves alone."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -10,20 +13,30 @@ from headatlas.circuits.kinds import KINDS, Kind, Labels
 from headatlas.interp.errors import InputError
 from headatlas.interp.grammar import natural_text
 
+RECORD = Path(ha.__file__).parent / "interp" / "builtin" / "tiny" / "record.json"
 
-def test_the_built_in_model_has_the_heads_of_its_record():
-    """Labels against the record that hand-written eager diagonals made."""
-    import json
-    from pathlib import Path
 
-    import headatlas.interp.builtin as builtin
-
-    record = json.loads((Path(builtin.__file__).parent / "tiny" / "record.json").read_text())
+def test_labels_of_the_built_in_model_match_its_record():
+    """Labels against the record that hand-written eager diagonals made on texts of its own."""
+    record = json.loads(RECORD.read_text("utf-8"))
     atlas = ha.classify(*ha.load("tiny"), seed=0)
-    for kind in ("previous_token", "induction"):
+    on_both = ("previous_token", "first_position", "current_token")
+    for kind in (*on_both, "duplicate_token", "induction"):
+        mass = {
+            head: min(values[kind], values[f"text_{kind}"] if kind in on_both else 1.0)
+            for head, values in record["heads"].items()
+        }
         strong = {str(head) for head in atlas.heads(kind, "strong")}
-        assert strong
-        assert strong <= set(record["heads"][kind])
+        assert {head for head, value in mass.items() if value > 0.5} <= strong, kind
+        assert strong <= {head for head, value in mass.items() if value > 0.25}, kind
+        for head in mass:  # the same quantity on other texts
+            got = atlas[head][kind]["score"]
+            assert got == pytest.approx(record["heads"][head][kind], abs=0.12), (kind, head)
+    induction = {str(head) for head in atlas.heads("induction", "strong")}
+    assert induction == set(record["lists"]["induction"])
+    for head in record["lists"]["offset"]:
+        best = int(record["heads"][head]["best_offset"])
+        assert atlas[head]["offset"]["details"]["variant"] == f"{best:+d}"
 
 
 def test_same_seed_same_atlas_other_seed_other_numbers():
