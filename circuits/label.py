@@ -35,7 +35,7 @@ class Rule:
 
     Example:
         >>> rule = Rule()
-        >>> [rule.grade(low, high) for low, high in [(.5, .6), (.12, .3), (.05, .2), (0, .04)]]
+        >>> [rule.grade(low, high) for low, high in [(.5, .6), (.12, .3), (.05, .2), (.0, .04)]]
         ['strong', 'weak', 'ambiguous', 'none']
     """
 
