@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float
 
-from .score import Sums
+from .sums import Sums
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,44 +1,25 @@
 """The kinds of head: what each one is, in words and as pairs of label vectors.
 
-Every detector is one primitive: the attention mass that row i puts on the keys j with
-`q_label[i] == k_label[j]`. A kind names its label vectors; `score` runs any number of them in one
-forward pass; `label` turns the sums into grades. Rows whose q_label is negative are not scored.
+A kind names its label vectors; `score` runs any number of them in one forward pass; `label` turns
+the sums into grades.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-
-import numpy as np
-from jaxtyping import Int
 
 from ..interp.errors import InputError
 from ..interp.probes import Prompts
-
-NO_QUERY, NO_KEY = -1, -2
-"""Sentinels of the two sides: different, so that "no label" never matches "no label"."""
-
-
-@dataclass(frozen=True, eq=False)
-class Labels:
-    """One pair of label vectors; its mass enters the statistic with `sign`.
-
-    Args:
-        q: label of each query, [document, pos]; negative where the row is not scored.
-        k: label of each key, [document, pos]; negative where the key never matches.
-        strict: the row's own key never matches.
-        sign: +1, or −1 for mass to be taken off (see `induction` in encoders).
-    """
-
-    q: Int[np.ndarray, "document pos"]
-    k: Int[np.ndarray, "document pos"]
-    strict: bool = False
-    sign: int = 1
-
-
-Variants = Mapping[str, tuple[Labels, ...]]
-"""Statistics of a kind by name. `""` is the kind's own; others are candidates or companions."""
+from .label_vectors import (
+    Variants,
+    delimiter_labels,
+    duplicate_labels,
+    first_position_labels,
+    induction_labels,
+    offset_labels,
+    recent_duplicate_labels,
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +57,7 @@ class Kind:
         legacy: the field's own verdict, if there is one.
 
     Example:
-        >>> import numpy as np
+        >>> from headatlas.circuits.label_vectors import Labels
         >>> def every_other(prompts):
         ...     position = prompts.position
         ...     return {"": (Labels(q=position - 2, k=position),)}
@@ -103,110 +84,6 @@ class Kind:
             raise InputError(
                 f"prompts are random, natural or classic; kind {self.name} has {self.prompts!r}."
             )
-
-
-def offset_labels(prompts: Prompts, offset: int) -> Labels:
-    """Row i matches the key at i + offset; rows where that key does not exist are not scored.
-
-    Row 0 is never scored in a causal model: it sees only itself, so its weight there is 1 in
-    every head.
-    """
-    position = prompts.position
-    length = prompts.mask.sum(1)[:, None]
-    target = position + offset
-    exists = prompts.mask & (target >= 0) & (target < length) & _has_choice(prompts)
-    return Labels(np.where(exists, target, NO_QUERY), np.where(prompts.mask, position, NO_KEY))
-
-
-def first_position_labels(prompts: Prompts, *, rows: slice | None = None) -> Labels:
-    """Every row matches the first real key; by default row 0 is left out (its weight is 1)."""
-    position = prompts.position
-    scored = prompts.mask & (_has_choice(prompts) if rows is None else _in_slice(position, rows))
-    return Labels(np.where(scored, 0, NO_QUERY), np.where(prompts.mask, position, NO_KEY))
-
-
-def duplicate_labels(prompts: Prompts) -> Labels:
-    """Row i matches every other copy of its token; rows without an earlier copy are not scored."""
-    k = np.where(_content(prompts), prompts.ids, NO_KEY)
-    q = np.where(previous_copy(prompts) >= 0, prompts.ids, NO_QUERY)
-    return Labels(q, k, strict=True)
-
-
-def recent_duplicate_labels(prompts: Prompts) -> Labels:
-    """Row i matches the most recent earlier copy of its token."""
-    position = prompts.position
-    last = previous_copy(prompts)
-    target = np.where(last >= 0, np.take_along_axis(position, np.maximum(last, 0), 1), NO_QUERY)
-    return Labels(target, np.where(prompts.mask, position, NO_KEY))
-
-
-def induction_labels(prompts: Prompts) -> tuple[Labels, ...]:
-    """Row i matches the keys right after each earlier copy of its token.
-
-    In an encoder the key i + 1 follows the row's own token and would always match: its mass is
-    taken off again.
-    """
-    content = _content(prompts)
-    before = np.roll(np.where(content, prompts.ids, NO_KEY), 1, axis=1)
-    before[:, 0] = NO_KEY
-    k = np.where(prompts.mask, before, NO_KEY)
-    scored = previous_copy(prompts) >= 0
-    pairs = (Labels(np.where(scored, prompts.ids, NO_QUERY), k),)
-    if prompts.causal:
-        return pairs
-    position = prompts.position
-    next_exists = scored & (position + 1 < prompts.mask.sum(1)[:, None])
-    after = Labels(
-        np.where(next_exists, position + 1, NO_QUERY),
-        np.where(prompts.mask, position, NO_KEY),
-        sign=-1,
-    )
-    return (*pairs, after)
-
-
-def delimiter_labels(prompts: Prompts) -> Labels:
-    """Every row matches the keys that are punctuation, line breaks or separator tokens."""
-    if prompts.delimiter is None:
-        raise InputError("the kind delimiter needs a tokenizer that says which tokens are one.")
-    scored = prompts.mask & _has_choice(prompts)
-    return Labels(
-        np.where(scored, 0, NO_QUERY),
-        np.where(prompts.delimiter & _content(prompts), 0, NO_KEY),
-    )
-
-
-def previous_copy(prompts: Prompts) -> Int[np.ndarray, "document pos"]:
-    """Column of the most recent earlier copy of each token in its document, or −1.
-
-    Neither the BOS nor padding counts as a copy or has one.
-
-    Example:
-        >>> ids = np.array([[9, 4, 5, 4, 4]])
-        >>> previous_copy(Prompts("natural", ids, ids > 0, bos=True)).tolist()
-        [[-1, -1, -1, 1, 3]]
-    """
-    ids, content = prompts.ids, _content(prompts)
-    found = np.full(ids.shape, -1, dtype=np.int64)
-    for row in range(len(ids)):
-        columns = np.flatnonzero(content[row])
-        order = columns[np.argsort(ids[row, columns], kind="stable")]
-        same = ids[row, order[1:]] == ids[row, order[:-1]]
-        found[row, order[1:][same]] = order[:-1][same]
-    return found
-
-
-def _content(prompts: Prompts) -> np.ndarray:
-    """Real tokens other than a BOS in the first position."""
-    return prompts.mask & (prompts.position >= int(prompts.bos))
-
-
-def _has_choice(prompts: Prompts) -> np.ndarray:
-    """Rows that see more than one key."""
-    return prompts.position >= 1 if prompts.causal else prompts.mask.sum(1)[:, None] > 1
-
-
-def _in_slice(position: np.ndarray, rows: slice) -> np.ndarray:
-    return (position >= (rows.start or 0)) & (position < rows.stop)
 
 
 def _offsets(prompts: Prompts) -> Variants:

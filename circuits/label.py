@@ -13,7 +13,7 @@ import pandas as pd
 from .bootstrap import Bounds, halves, simultaneous_bounds
 from .excess import Excess, permuted_excess, profile_excess, uniform_excess
 from .kinds import Kind
-from .score import OFFSETS, Sums
+from .sums import OFFSETS, Sums
 
 GRADES = ("none", "ambiguous", "weak", "strong")
 """From least to most."""

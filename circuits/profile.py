@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ..interp.probes import Prompts
-from .kinds import Labels, previous_copy
+from .label_vectors import Labels, previous_copy
 
 _PAIRS_AT_ONCE = 2_000_000
 

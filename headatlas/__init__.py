@@ -18,6 +18,8 @@ _HOMES = {
     "score": "circuits.score",
     "KINDS": "circuits.kinds",
     "Kind": "circuits.kinds",
+    "Labels": "circuits.label_vectors",
+    "register": "circuits.kinds",
     "load": "interp.load",
     "attach": "interp.attach",
     "Edit": "interp.attach",
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
     from .circuits.classify import classify as classify
     from .circuits.kinds import KINDS as KINDS
     from .circuits.kinds import Kind as Kind
+    from .circuits.kinds import register as register
+    from .circuits.label_vectors import Labels as Labels
     from .circuits.score import score as score
     from .interp.attach import Edit as Edit
     from .interp.attach import attach as attach

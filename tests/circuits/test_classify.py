@@ -9,7 +9,8 @@ import torch
 from transformers import BertConfig, BertModel, T5Config, T5ForConditionalGeneration
 
 import headatlas as ha
-from headatlas.circuits.kinds import KINDS, Kind, Labels
+from headatlas.circuits.kinds import KINDS, Kind
+from headatlas.circuits.label_vectors import Labels
 from headatlas.interp.errors import InputError
 from headatlas.interp.grammar import natural_text
 

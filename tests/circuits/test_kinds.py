@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from headatlas.circuits.kinds import (
-    KINDS,
-    Kind,
-    choose_kinds,
+from headatlas.circuits.kinds import KINDS, Kind, choose_kinds, register
+from headatlas.circuits.label_vectors import (
     delimiter_labels,
     duplicate_labels,
     first_position_labels,
@@ -14,7 +12,6 @@ from headatlas.circuits.kinds import (
     offset_labels,
     previous_copy,
     recent_duplicate_labels,
-    register,
 )
 from headatlas.interp.errors import InputError
 from headatlas.interp.probes import Prompts

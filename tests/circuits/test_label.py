@@ -11,7 +11,8 @@ from headatlas.circuits.bootstrap import halves
 from headatlas.circuits.excess import profile_excess, uniform_excess
 from headatlas.circuits.kinds import KINDS
 from headatlas.circuits.label import Rule, check_null, label
-from headatlas.circuits.score import OFFSETS, Statistic, Sums, score
+from headatlas.circuits.score import score
+from headatlas.circuits.sums import OFFSETS, Statistic, Sums
 from headatlas.interp.heads import HeadId
 from headatlas.interp.probes import natural_prompts, random_prompts, token_pool
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headatlas.circuits.kinds import Labels
+from headatlas.circuits.label_vectors import Labels
 from headatlas.circuits.profile import (
     Bins,
     count_cells,

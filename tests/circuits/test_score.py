@@ -5,8 +5,10 @@ import pytest
 import torch
 
 import headatlas as ha
-from headatlas.circuits.kinds import KINDS, Kind, Labels
-from headatlas.circuits.score import permute_labels, score
+from headatlas.circuits.batch import permute_labels
+from headatlas.circuits.kinds import KINDS, Kind
+from headatlas.circuits.label_vectors import Labels
+from headatlas.circuits.score import score
 from headatlas.interp.errors import InputError
 from headatlas.interp.probes import (
     Prompts,
