@@ -12,12 +12,14 @@ import pandas as pd
 from ..interp.errors import InputError
 from ..interp.heads import HeadId
 from .atlas_file import META, read_atlas, write_atlas
-from .label import GRADES
+from .grade import GRADES
 
 
 @dataclass(frozen=True, eq=False)
 class HeadAtlas:
     """What every head of a model does, as far as the kinds asked for can tell.
+
+    The columns `score` and `mass` in print are the same thing: mean attention mass per scored row.
 
     Args:
         rows: one row per head × kind, with the columns of `atlas_file.COLUMNS`: `score` is the
@@ -55,11 +57,18 @@ class HeadAtlas:
         found = found.sort_values("excess", ascending=False, kind="stable")
         return [_address(row) for _, row in found.iterrows()]
 
-    def table(self, kind: str | None = None, grade: str = "weak") -> pd.DataFrame:
-        """Labelled heads, by kind and falling excess; `grade="none"` gives every row.
+    def table(
+        self, kind: str | None = None, grade: str = "weak", *, details: bool = False
+    ) -> pd.DataFrame:
+        """Labelled heads, by kind and falling excess.
+
+        Args:
+            kind: one kind only; None takes all.
+            grade: the least grade; `"none"` gives every row.
+            details: whether to keep the column of that name.
 
         Returns:
-            A DataFrame with the head's address in front and no `details`.
+            A DataFrame with the head's address in front.
         """
         if kind is not None:
             self._check_kind(kind)
@@ -72,7 +81,8 @@ class HeadAtlas:
         rows = rows.assign(_kind=[order[kind] for kind in rows["kind"]]).sort_values(
             ["_kind", "excess"], ascending=[True, False], kind="stable"
         )
-        table = rows.drop(columns=["site", "layer", "head", "details", "_kind"])
+        dropped = ["site", "layer", "head", "_kind", *([] if details else ["details"])]
+        table = rows.drop(columns=dropped)
         table.insert(0, "address", [str(_address(row)) for _, row in rows.iterrows()])
         return table.reset_index(drop=True)
 
@@ -115,7 +125,8 @@ class HeadAtlas:
                 f"{n} {grade}" for grade in GRADES[:0:-1] if (n := int((grades == grade).sum()))
             )
             best = " ".join(str(head) for head in self.heads(kind)[:6])
-            lines.append(f"{kind:16} {counts or 'none':32} {best}".rstrip())
+            more = " …" if len(self.heads(kind)) > 6 else ""
+            lines.append(f"{kind:16} {counts or 'none':33} {best}{more}".rstrip())
         return "\n".join(lines)
 
     def __repr__(self) -> str:
@@ -136,7 +147,7 @@ class HeadAtlas:
         Raises:
             InputError: another suffix, or the folder cannot be written to.
         """
-        return write_atlas(self.rows, self._meta(), Path(path))
+        return write_atlas(self.rows, self._meta(), self.null_check, Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> HeadAtlas:
@@ -145,8 +156,8 @@ class HeadAtlas:
         Raises:
             InputError: the file is missing, is not an atlas, or is of another schema.
         """
-        rows, meta = read_atlas(Path(path))
-        return cls(rows, **meta)
+        rows, meta, null_check = read_atlas(Path(path))
+        return cls(rows, **meta, null_check=null_check)
 
     def _meta(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in META}
@@ -182,13 +193,16 @@ class HeadCard:
         labels = ", ".join(f"{kind} ({grade})" for kind, grade in self.labels.items())
         lines = [f"{self.head}: {labels or 'no label'}"]
         for row in self.rows.to_dict("records"):
-            variant = row["details"].get("variant")
-            name = f"{row['kind']} {variant}" if variant else row["kind"]
+            details = row["details"]
+            name = f"{row['kind']} {details['variant']}" if "variant" in details else row["kind"]
             legacy = {True: "yes", False: "no", None: "–"}[row["legacy"]]
+            text = details.get("natural")
+            natural = "" if text is None else f"; on text {text['score']:.3f}, {text['grade']}"
             lines.append(
-                f"  {name:18} mass {row['score']:.3f}  expected {row['expected']:.3f}  excess "
-                f"[{row['low']:+.3f}, {row['high']:+.3f}]  n {row['n']}  {row['grade']}  "
-                f"legacy {legacy}  {row['evidence']}"
+                f"  {name:16} mass {row['score']:.3f}, chance {row['expected']:.3f}, excess "
+                f"{row['excess']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}] on "
+                f"{details['prompts']} (n {row['n']}){natural}: {row['grade']}; "
+                f"legacy {legacy}; evidence {row['evidence']}"
             )
         return "\n".join(lines)
 

@@ -27,11 +27,15 @@ from ..interp.probes import (
 from ..interp.sites import Site, attention_sites, hook_drift
 from ..interp.tokens import context_length
 from .atlas import HeadAtlas
-from .kinds import KINDS, Kind, choose_kinds
-from .label import Rule, check_null, label
+from .grade import Rule
+from .kinds import Kind, choose_kinds
+from .label import label
+from .null_check import check_null
 from .score import score
 
 _CLASSIC_PROMPTS = 16
+_LEAST_TOKENS = 16
+_MOST_DRAWS = 1000
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total) after each batch."""
@@ -42,7 +46,7 @@ class Battery:
     """How much text to score on.
 
     Args:
-        prompts: documents per prompt set; at least 8.
+        prompts: documents per prompt set; at least 16.
         seq_len: tokens per document, BOS included; None takes 256, or the model's context.
         text: running text for the natural set; None generates it.
         prepend_bos: True, False, or None for the tokenizer's habit.
@@ -56,6 +60,19 @@ class Battery:
     prepend_bos: bool | None = None
     null_draws: int = 0
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        least = {"prompts": MIN_PROMPTS, "seq_len": _LEAST_TOKENS, "null_draws": 0, "seed": 0}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is None and name == "seq_len":
+                continue
+            if type(value) is not int or value < low:
+                raise InputError(f"{name} is a whole number of at least {low}; got {value!r}.")
+        if self.null_draws > _MOST_DRAWS:
+            raise InputError(f"at most {_MOST_DRAWS} null draws; got {self.null_draws}.")
+        if self.text is not None and not isinstance(self.text, str):
+            raise InputError(f"text is a str; got {type(self.text).__name__}.")
 
 
 def classify(
@@ -83,7 +100,7 @@ def classify(
         tokenizer: its tokenizer; without one, kinds that need text are left out (and asking for
             them is an error), and positional kinds are judged on random tokens alone.
         kinds: names or `Kind` values; None takes the whole registry.
-        prompts: documents per prompt set.
+        prompts: documents per prompt set, at least 16; under 32 the intervals are rough.
         seq_len: tokens per document, BOS included; None takes 256, or the model's context.
         text: running text for the natural set; None generates it from the built-in grammar.
         prepend_bos: True, False, or None for the tokenizer's habit.
@@ -103,7 +120,7 @@ def classify(
     Example:
         >>> import headatlas as ha
         >>> model, tokenizer = ha.load("tiny")
-        >>> atlas = ha.classify(model, tokenizer, kinds="previous_token", prompts=8, seq_len=64)
+        >>> atlas = ha.classify(model, tokenizer, kinds="previous_token", prompts=16, seq_len=64)
         >>> len(atlas.rows)
         32
 
@@ -113,17 +130,17 @@ def classify(
     battery = Battery(prompts, seq_len, text, prepend_bos, null_draws, seed)
     rule = rule or Rule()
     sites = attention_sites(model)
-    chosen = _choose(kinds, tokenizer)
+    chosen = _choose(kinds, tokenizer, text)
     sets = _prompt_sets(model, tokenizer, battery, chosen, causal=_is_causal(sites))
     sums = {}
     for name, documents in sets.items():
         asked = [k for k in chosen if name in k.prompts or (k.legacy and k.legacy.prompts == name)]
         report = None if progress is None else _stage(progress, name, len(documents))
-        # the classic battery serves thresholds only: no profile, no null draws
-        classic = name == "classic"
+        # a set that serves thresholds only needs no profile and no null draws
+        judged = any(name in kind.prompts for kind in chosen)
         sums[name] = score(
             model, documents, asked, seed=seed, progress=report,
-            null_draws=0 if classic else null_draws, profile_rows=0 if classic else 32,
+            null_draws=null_draws if judged else 0, profile_rows=32 if judged else 0,
         )  # fmt: skip
     frame = label(sums, chosen, rule, seed=seed)
     null_check = check_null(sums, rule, seed=seed) if null_draws else None
@@ -154,19 +171,28 @@ def _is_causal(sites: tuple[Site, ...]) -> bool:
     return causal.pop()
 
 
-def _choose(kinds: Any, tokenizer: Any) -> tuple[Kind, ...]:
+def _choose(kinds: Any, tokenizer: Any, text: str | None) -> tuple[Kind, ...]:
+    """The kinds to score; those that need text are dropped only if nobody asked for them."""
     if kinds is None or isinstance(kinds, str):
         chosen = choose_kinds(kinds)
     else:
-        own = [kind for kind in kinds if isinstance(kind, Kind)]
-        named = [kind for kind in kinds if not isinstance(kind, Kind)]
+        every = [kinds] if isinstance(kinds, Kind) else list(kinds)
+        own = tuple(kind for kind in every if isinstance(kind, Kind))
+        named = [kind for kind in every if not isinstance(kind, Kind)]
         chosen = (*(choose_kinds(named) if named or not own else ()), *own)
+        names = [kind.name for kind in chosen]
+        if len(set(names)) < len(names):
+            raise InputError(f"two kinds have the same name among {', '.join(names)}; rename one.")
     if tokenizer is not None:
         return chosen
+    if text is not None:
+        raise InputError("a text needs a tokenizer, and this model comes without one; pass it.")
     textless = tuple(kind for kind in chosen if kind.prompts != ("natural",))
     if (len(textless) < len(chosen) and kinds is not None) or not textless:
-        names = ", ".join(k.name for k in chosen if k not in textless)
-        raise InputError(f"{names} needs natural text and so a tokenizer; pass the model's.")
+        names = [kind.name for kind in chosen if kind not in textless]
+        raise InputError(
+            f"{', '.join(names)} needs natural text and so a tokenizer; pass the model's."
+        )
     return textless
 
 
@@ -206,17 +232,11 @@ def _prompt_sets(
 def _fit(model: Any, battery: Battery) -> int:
     """The sequence length, checked against the model's context."""
     context = context_length(model)
-    seq_len = battery.seq_len or min(256, context or 256)
+    seq_len = min(256, context or 256) if battery.seq_len is None else battery.seq_len
     if context is not None and seq_len > context:
         raise InputError(
             f"sequences of {seq_len} tokens are longer than the model's context of {context}; "
             f"pass a sequence length of {context} or less."
-        )
-    if seq_len < 16:
-        raise InputError(f"a sequence length of at least 16 tokens is needed; got {seq_len}.")
-    if battery.prompts < MIN_PROMPTS:
-        raise InputError(
-            f"statistics over documents need at least {MIN_PROMPTS} prompts; got {battery.prompts}."
         )
     return seq_len
 
@@ -267,6 +287,3 @@ def _settings(
             "resamples": rule.resamples,
         },
     }  # fmt: skip
-
-
-__all__ = ["KINDS", "Battery", "classify"]

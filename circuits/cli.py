@@ -6,17 +6,18 @@ summaries go to standard output, progress to standard error.
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from headatlas import __version__
 
@@ -36,23 +37,39 @@ ModelArgument = Annotated[
     typer.Argument(help="tiny, smollm2-135m, a .gguf file, a local directory, or a hub id."),
 ]
 TextOption = Annotated[Path | None, typer.Option("--text", help="A UTF-8 text file.")]
+BosOption = Annotated[
+    bool | None,
+    typer.Option("--bos/--no-bos", help="Start with a BOS; the tokenizer's habit if unsaid."),
+]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
-
-_GRADE_STYLE = {"strong": "bold green", "weak": "green", "ambiguous": "yellow"}
-_TABLE_ROWS = 60
 
 
 def main() -> None:
     """Run the command line; a user error ends in one line and status 2."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal without Unicode loses signs, not results
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     try:
-        app()
+        raise SystemExit(app(standalone_mode=False) or 0)
     except InputError as error:
-        message = " ".join(str(error).split())  # one line, whatever a file name holds
-        print(f"headatlas: {message}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("headatlas: interrupted; nothing was written.", file=sys.stderr)
+        _refuse(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        print("headatlas: interrupted; no file was changed.", file=sys.stderr)
         raise SystemExit(130) from None
+    except BrokenPipeError:  # the reader of our output has gone; files are written by then
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  (closed with the process)
+        raise SystemExit(0) from None
+    except Exception as error:
+        wrong_option = getattr(error, "format_message", None)  # what typer's usage errors have
+        if wrong_option is None:
+            raise
+        _refuse(wrong_option())
+
+
+def _refuse(message: str) -> NoReturn:
+    """End with status 2 and one line, whatever a file name holds."""
+    print(f"headatlas: {' '.join(message.split())}", file=sys.stderr)
+    raise SystemExit(2) from None
 
 
 def _version(wanted: bool) -> None:
@@ -74,15 +91,20 @@ def _options(
 def classify(
     model: ModelArgument = "tiny",
     kinds: Annotated[
-        str | None, typer.Option(help="Kinds to score, separated by commas; all by default.")
+        str | None,
+        typer.Option(help="Kinds to score, such as induction,offset; all if unsaid."),
     ] = None,
     seq_len: Annotated[
-        int | None, typer.Option(help="Tokens per document; 256 or the context by default.")
+        int | None,
+        typer.Option(help="Tokens per document (16 or more); 256 if unsaid."),
     ] = None,
-    prompts: Annotated[int, typer.Option(help="Documents per prompt set.")] = 64,
+    prompts: Annotated[int, typer.Option(help="Documents per prompt set, at least 16.")] = 64,
     text: TextOption = None,
     bos: Annotated[
-        bool | None, typer.Option("--bos/--no-bos", help="Start with a BOS; tokenizer's habit.")
+        bool | None,
+        typer.Option(
+            "--bos/--no-bos", help="Whether to start with a BOS; the tokenizer's habit by default."
+        ),
     ] = None,
     null_draws: Annotated[
         int, typer.Option(min=0, help="Permuted labels to score beside the true ones.")
@@ -107,6 +129,7 @@ def classify(
     loaded, tokenizer = _load(model)
 
     from .classify import classify as run
+    from .show import show
 
     with _progress() as report:
         atlas = run(
@@ -114,9 +137,10 @@ def classify(
             prepend_bos=bos, null_draws=null_draws, seed=seed, progress=report,
         )  # fmt: skip
     atlas.model["name"] = model
-    _show(atlas)
-    if out is not None:
+    if out is not None:  # before anything is printed: a closed pipe must not cost the result
         atlas.save(out)
+    show(atlas)
+    if out is not None:
         print(
             f"wrote {out}: {len(atlas.rows)} rows, {atlas.n_heads} heads × {len(atlas.kinds)} kinds"
         )
@@ -130,9 +154,14 @@ def plot(
     ] = "L0H0",
     text: TextOption = None,
     bos: Annotated[
-        bool | None, typer.Option("--bos/--no-bos", help="Start with a BOS; tokenizer's habit.")
+        bool | None,
+        typer.Option(
+            "--bos/--no-bos", help="Whether to start with a BOS; the tokenizer's habit by default."
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option("-o", "--out", help="Write .html.")] = Path("pattern.html"),
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="Write .html (or plotly's .json).")
+    ] = Path("pattern.html"),
 ) -> None:
     """Draw the attention patterns of some heads on a text, as an offline web page."""
     from ..interp.capture import capture
@@ -172,13 +201,12 @@ def _pattern(cache: Any, head: Any) -> Any:
 
 
 def _check_length(model: Any, tokenizer: Any, text: str, bos: bool | None) -> None:
-    from ..interp.tokens import context_length, tokenize
+    from ..interp.tokens import context_length, fits
 
-    context, tokens = context_length(model), tokenize(tokenizer, [text], prepend_bos=bos)
-    if context is not None and tokens.ids.shape[1] > context:
+    context = context_length(model)
+    if context is not None and not fits(tokenizer, text, seq_len=context, prepend_bos=bos):
         raise InputError(
-            f"the text has {tokens.ids.shape[1]} tokens and the model's context is {context}; "
-            "pass a shorter text."
+            f"the text has more tokens than the model's context of {context}; pass a shorter text."
         )
 
 
@@ -205,47 +233,3 @@ def _progress() -> Iterator[Any]:
             bars.update(tasks[stage], completed=done)
 
         yield report
-
-
-def _show(atlas: Any) -> None:
-    console = Console()
-    table = Table(title=f"Heads of {escape(str(atlas.model['name']))}", title_justify="left")
-    for name, justify in _TABLE_COLUMNS:
-        table.add_column(name, justify=justify, no_wrap=True)
-    rows = atlas.table(grade="ambiguous").to_dict("records")
-    for row in rows[:_TABLE_ROWS]:
-        table.add_row(*_cells(row), style=_GRADE_STYLE[row["grade"]])
-    console.print(table)
-    if len(rows) > _TABLE_ROWS:
-        console.print(f"… and {len(rows) - _TABLE_ROWS} more; -o FILE writes all of them.")
-    console.print()
-    console.print(escape(atlas.summary()), highlight=False)
-    settings = atlas.settings
-    console.print(
-        escape(
-            f"{settings['prompts']} prompts, {settings['seq_len']} tokens each, "
-            f"BOS {'yes' if settings['bos'] else 'no'}, seed {settings['seed']}; "
-            f"{atlas.model['dtype']}, hook drift {atlas.model['hook_drift']:.1e}"
-        ),
-        style="dim", highlight=False,
-    )  # fmt: skip
-
-
-_TABLE_COLUMNS: tuple[tuple[str, Any], ...] = (
-    ("head", "left"), ("kind", "left"), ("mass", "right"), ("expected", "right"),
-    ("excess, simultaneous 95 %", "left"), ("n", "right"), ("grade", "left"), ("legacy", "left"),
-)  # fmt: skip
-
-
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    legacy = {True: "yes", False: "no", None: "–"}[row["legacy"]]
-    return (
-        row["address"],
-        row["kind"],
-        f"{row['score']:.3f}",
-        f"{row['expected']:.3f}",
-        f"{row['excess']:.3f} [{row['low']:.3f}, {row['high']:.3f}]",
-        str(row["n"]),
-        row["grade"],
-        legacy,
-    )

@@ -6,12 +6,14 @@ the sums into grades.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..interp.errors import InputError
 from ..interp.probes import Prompts
 from .label_vectors import (
+    Labels,
     Variants,
     delimiter_labels,
     duplicate_labels,
@@ -74,7 +76,49 @@ class Kind:
     candidates: bool = False
     legacy: Legacy | None = None
 
+    def variants(self, prompts: Prompts) -> dict[str, tuple[Labels, ...]]:
+        """The kind's label vectors for a set of prompts, checked.
+
+        Raises:
+            InputError: the builder returns something that cannot be scored; the message says what.
+        """
+        built = self.labels(prompts)
+        if not isinstance(built, Mapping) or not built:
+            raise InputError(f"kind {self.name}: labels must return a dict of variants.")
+        found = {name: self._checked(name, pairs, prompts) for name, pairs in built.items()}
+        if not self.candidates and "" not in found:
+            raise InputError(
+                f"kind {self.name}: its own statistic is the variant named ''; it has {[*found]}. "
+                "Name one so, or set candidates=True to let the variants compete."
+            )
+        rule = self.legacy
+        if rule is not None and rule.variant not in found and rule.variant != "argmax":
+            raise InputError(f"kind {self.name}: its legacy verdict reads {rule.variant!r}.")
+        return found
+
+    def _checked(self, name: str, pairs: Any, prompts: Prompts) -> tuple[Labels, ...]:
+        where = f"kind {self.name}, variant {name!r}"
+        if (
+            not isinstance(pairs, tuple)
+            or not pairs
+            or not all(isinstance(p, Labels) for p in pairs)
+        ):
+            raise InputError(f"{where}: expected a tuple of Labels; got {type(pairs).__name__}.")
+        for pair in pairs:
+            if pair.q.shape != prompts.ids.shape or pair.k.shape != prompts.ids.shape:
+                raise InputError(
+                    f"{where}: labels must have the prompts' shape {prompts.ids.shape}; got "
+                    f"{pair.q.shape} and {pair.k.shape}."
+                )
+            if ((pair.q >= 0) & ~prompts.mask).any() or ((pair.k >= 0) & ~prompts.mask).any():
+                raise InputError(f"{where}: padding has a label; use a negative value there.")
+            if ((pair.q >= 0) & (pairs[0].q < 0)).any():
+                raise InputError(f"{where}: a later pair scores rows that the first does not.")
+        return pairs
+
     def __post_init__(self) -> None:
+        if self.legacy is not None and self.legacy.variant == "argmax" and not self.candidates:
+            raise InputError(f"kind {self.name}: an argmax verdict needs competing offsets.")
         if not self.name.isidentifier() or self.name != self.name.lower():
             raise InputError(f"a kind's name is a lower-case identifier; got {self.name!r}.")
         if self.null not in ("uniform", "profile"):
@@ -191,7 +235,7 @@ def choose_kinds(names: str | list[str] | tuple[str, ...] | None) -> tuple[Kind,
     if names is None:
         return tuple(KINDS.values())
     wanted = [n.strip() for n in names.split(",")] if isinstance(names, str) else list(names)
-    unknown = [name for name in wanted if name not in KINDS]
+    unknown = [str(name) for name in wanted if name not in KINDS]
     if unknown or not wanted:
         raise InputError(
             f"unknown kind {', '.join(unknown) or '(none)'}; known: {', '.join(KINDS)}."

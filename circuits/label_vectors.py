@@ -35,6 +35,18 @@ class Labels:
     strict: bool = False
     sign: int = 1
 
+    def __post_init__(self) -> None:
+        for name in ("q", "k"):
+            array = np.asarray(getattr(self, name))
+            if array.ndim != 2 or array.dtype.kind not in "iu":
+                raise InputError(
+                    f"labels are whole numbers [document, pos]; {name} is {array.dtype} of shape "
+                    f"{array.shape}."
+                )
+            object.__setattr__(self, name, array.astype(np.int64))
+        if self.sign not in (1, -1):
+            raise InputError(f"the sign of a pair of label vectors is 1 or -1; got {self.sign!r}.")
+
 
 Variants = Mapping[str, tuple[Labels, ...]]
 """Statistics of a kind by name. `""` is the kind's own; others are candidates or companions."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from .kinds import Kind, choose_kinds
 from .label_vectors import Labels
 from .profile import Bins
 from .sums import OFFSETS, Statistic, Sums
+
+_SMALL = 10_000_000  # parameters
 
 
 @torch.no_grad()
@@ -71,11 +74,27 @@ def score(
     run = Run(model, sites, prompts, chosen, null_draws, profile_rows, seed)
     length = prompts.ids.shape[1]
     step = max(1, batch_tokens // length)
-    for start in range(0, len(prompts), step):
-        run.batch(slice(start, min(start + step, len(prompts))))
-        if progress is not None:
-            progress(min(start + step, len(prompts)))
+    with _few_threads(model):
+        for start in range(0, len(prompts), step):
+            run.batch(slice(start, min(start + step, len(prompts))))
+            if progress is not None:
+                progress(min(start + step, len(prompts)))
     return run.sums()
+
+
+@contextmanager
+def _few_threads(model: Any) -> Iterator[None]:
+    """One thread for a small model: waiting for the others costs it more than they bring.
+
+    torch's thread count is process-wide; it is restored on exit.
+    """
+    threads = torch.get_num_threads()
+    if model.device.type == "cpu" and sum(p.numel() for p in model.parameters()) < _SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 class Run:
@@ -165,7 +184,7 @@ def _statistics(
 ) -> tuple[tuple[Statistic, ...], list[tuple[Labels, ...]], list[str]]:
     statistics, labels, nulls = [], [], []
     for kind in kinds:
-        for variant, pairs in kind.labels(prompts).items():
+        for variant, pairs in kind.variants(prompts).items():
             statistics.append(Statistic(kind.name, variant))
             labels.append(pairs)
             nulls.append(kind.null)

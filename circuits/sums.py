@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from ..interp.errors import InputError
 from ..interp.heads import HeadId
 
 OFFSETS = tuple(range(-8, 9))
@@ -73,8 +74,18 @@ class Sums:
         return replace(self, **{name: getattr(self, name)[documents] for name in per_document})
 
     def index(self, kind: str, variant: str = "") -> int:
-        """Column of a statistic."""
-        return self.statistics.index(Statistic(kind, variant))
+        """Column of a statistic.
+
+        Raises:
+            InputError: it was not scored on this set of prompts.
+        """
+        wanted = Statistic(kind, variant)
+        if wanted not in self.statistics:
+            raise InputError(
+                f"{wanted} was not scored on the {self.prompts} prompts; scored: "
+                f"{', '.join(map(str, self.statistics))}."
+            )
+        return self.statistics.index(wanted)
 
     def mean(self, kind: str, variant: str = "") -> Float[np.ndarray, " head"]:
         """Mean mass per scored row over all documents: the raw score of every head."""

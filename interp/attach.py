@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import create_masks_for_generate
@@ -22,33 +24,13 @@ from transformers.utils import output_capturing
 
 from ..kernels.api import Scores
 from .attention_call import AttentionCall, Edit, Observer
+from .call_checks import refuse_checkpointing, refuse_unknown
 from .errors import InputError
 from .masks import AS_TENSOR, NAME, read_mask
 from .masks import register as register_mask
 from .sites import Site, attention_sites
 
 __all__ = ["AttentionCall", "Edit", "attach"]
-
-# Keywords that reach the attention function and change nothing in it. `sliding_window` is in the
-# mask already; the rest are arguments of the model's forward that travel down with the others.
-_BENIGN = frozenset(
-    {
-        *("cache", "cache_position", "past_key_value", "past_key_values", "use_cache"),
-        *("encoder_attention_mask", "encoder_hidden_states", "position_embeddings", "position_ids"),
-        *("output_hidden_states", "output_router_logits", "return_dict", "logits_to_keep"),
-        *("deterministic", "labels", "num_items_in_batch", "sliding_window", "token_type_ids"),
-    }
-)
-_WHY_REFUSED = {
-    "indices": "it selects keys (sparse attention), which is not supported",
-    "block_indices": "it selects keys (sparse attention), which is not supported",
-    "sinks": "its sink logits differ per query, which is not supported",
-    "head_mask": "use attach(edits=...) to scale heads",
-    **dict.fromkeys(
-        ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"),
-        "packed batches are not supported; pass one text per row with an attention_mask",
-    ),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +40,17 @@ class Frame:
     site_of: Callable[[nn.Module, Tensor, Tensor, Tensor], Site | None]
     observers: tuple[Observer, ...]
     edits: tuple[Edit, ...]
+    model: nn.Module
+
+    @cached_property
+    def modules(self) -> frozenset[int]:
+        """Ids of the model's modules."""
+        return frozenset(id(module) for module in self.model.modules())
+
+    @property
+    def acts(self) -> bool:
+        """Whether a forward pass that it does not reach would go unnoticed."""
+        return bool(self.observers or self.edits)
 
 
 _FRAMES: ContextVar[tuple[Frame, ...]] = ContextVar("headatlas_frames", default=())
@@ -78,6 +71,14 @@ def attach(
     implementation is restored and nothing else was touched. The same model may be attached again
     inside the block, and by other threads at the same time: each sees its own observers and edits.
 
+    A thread that runs the model without a block of its own while another thread observes or edits
+    it gets an InputError, since it cannot tell whether it was meant to take part. Start it with
+    `contextvars.copy_context().run` to take the block along, or attach in the thread, without
+    arguments for the plain model.
+
+    A model in training mode runs with dropout, as without the block; `call.pattern` is the pattern
+    before dropout, z comes after it.
+
     Args:
         model: a transformers model that uses the attention registry.
         observers: functions called with each `AttentionCall`.
@@ -88,7 +89,9 @@ def attach(
 
     Raises:
         InputError: the model cannot be hooked faithfully (see `attention_sites`), or it passes its
-            attention a keyword whose effect is unknown.
+            attention a keyword whose effect is unknown; when it runs under gradient checkpointing,
+            or as a copy made inside the block; on exit, when its attention implementation was
+            changed inside the block.
 
     Example:
         >>> import torch
@@ -101,11 +104,6 @@ def attach(
         >>> [tuple(shape) for shape in seen]
         [(1, 4, 3, 3), (1, 4, 3, 3)]
     """
-    if edits and model.training and getattr(model, "is_gradient_checkpointing", False):
-        raise InputError(
-            "edits cannot be applied under gradient checkpointing, which runs attention again in "
-            "the backward pass. Call model.gradient_checkpointing_disable() first."
-        )
     sites = attention_sites(model)
     modules = dict(model.named_modules())
     table = {id(modules[site.module]): site for site in sites}
@@ -113,7 +111,7 @@ def attach(
     def site_of(module: nn.Module, *_: Tensor) -> Site | None:
         return table.get(id(module))
 
-    with hooked(model, Frame(site_of, tuple(observers), tuple(edits))):
+    with hooked(model, Frame(site_of, tuple(observers), tuple(edits), model)):
         yield sites
 
 
@@ -122,7 +120,7 @@ def hooked(model: PreTrainedModel, frame: Frame) -> Iterator[None]:
     """Point `model` at our attention function with `frame` on top; the machinery of `attach`."""
     register_mask()
     AttentionInterface.register(NAME, _attention)
-    with _switched(model):
+    with _switched(model), _announced(frame):
         token = _FRAMES.set((*_FRAMES.get(), frame))
         try:
             yield
@@ -130,16 +128,45 @@ def hooked(model: PreTrainedModel, frame: Frame) -> Iterator[None]:
             _FRAMES.reset(token)
 
 
+@contextmanager
+def unobserved(model: nn.Module) -> Iterator[None]:
+    """Run `model` for ourselves: observers and edits of blocks around this one rest."""
+    token = _FRAMES.set((Frame(lambda *_: None, (), (), model),))
+    try:
+        yield
+    finally:
+        _FRAMES.reset(token)
+
+
 class _Hold:
     """An object changed for as long as some block needs it, and how to change it back."""
 
     def __init__(self, owner: Any, restore: Callable[[], Any]) -> None:
         self.owner, self.restore, self.count = owner, restore, 0  # the owner keeps its id taken
+        self.implementation = getattr(owner, "_attn_implementation_internal", None)
 
 
 # One entry per object, by id. Configs count, not models: a model and its base model share theirs.
 _HELD: dict[int, _Hold] = {}
 _LOCK = threading.Lock()
+
+
+# The frames of all threads that observe or edit something at this moment.
+_ACTING: list[Frame] = []
+
+
+@contextmanager
+def _announced(frame: Frame) -> Iterator[None]:
+    if not frame.acts:
+        yield
+        return
+    with _LOCK:
+        _ACTING.append(frame)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _ACTING.remove(frame)
 
 
 @contextmanager
@@ -154,14 +181,32 @@ def _switched(model: PreTrainedModel) -> Iterator[None]:
             model.set_attn_implementation(NAME)
             if _HELD[id(model)].count == 1:
                 model.__dict__[_PREPARE] = _preparing_tensors(model)
+            ours = [owner for owner in owners[1:] if _implementation(owner) == NAME]
         except BaseException:
             _release(owners)
             raise
     try:
         yield
-    finally:
+    except BaseException:
         with _LOCK:
             _release(owners)
+        raise
+    with _LOCK:
+        changed = [config for config in ours if _implementation(config) != NAME]
+        found = _implementation(changed[0]) if changed else None
+        for config in changed:
+            config._attn_implementation_internal = NAME  # an outer block still needs it
+        _release(owners)
+    if changed:
+        raise InputError(
+            f"the attention implementation of {type(model).__name__} was changed to {found!r} "
+            "inside an attach block, so what ran after that went unseen; it now has again the one "
+            "it had before the block. Call set_attn_implementation outside the block."
+        )
+
+
+def _implementation(config: Any) -> str | None:
+    return config._attn_implementation_internal
 
 
 def _release(owners: Iterable[Any]) -> None:
@@ -220,6 +265,24 @@ def is_switched(model: nn.Module) -> bool:
         return any(id(config) in _HELD for config in _configs(model))
 
 
+def own_implementations(model: nn.Module) -> tuple[str | None, ...]:
+    """The attention implementation of each of the model's configs, as it is outside any block."""
+    with _LOCK:
+        return tuple(
+            _HELD[id(config)].implementation if id(config) in _HELD else _implementation(config)
+            for config in _configs(model)
+        )
+
+
+def is_copy(model: nn.Module) -> bool:
+    """Whether it was copied inside a block: it asks for our function, but nobody holds it."""
+    with _LOCK:
+        return any(
+            _implementation(config) == NAME and id(config) not in _HELD
+            for config in _configs(model)
+        )
+
+
 @contextmanager
 def watch_inputs(
     modules: Iterable[nn.Module], see: Callable[[nn.Module, Tensor], None]
@@ -240,6 +303,7 @@ def watch_inputs(
             handle.remove()
 
 
+@torch.compiler.disable  # compiled models break their graph here, so that observers run each time
 def _attention(
     module: nn.Module,
     query: Tensor,
@@ -258,8 +322,12 @@ def _attention(
     """Our entry in transformers' attention registry: its signature, its layouts."""
     views = [(frame, frame.site_of(module, query, key, value)) for frame in _FRAMES.get()]
     views = [(frame, site) for frame, site in views if site is not None]
+    if not views:
+        _refuse_unseen(module)
+    if module.training:
+        refuse_checkpointing([frame.model for frame, _ in views])
     name = views[-1][1].module if views else type(module).__name__
-    _refuse_unknown(name, rest)
+    refuse_unknown(name, rest)
     query, key, value = _same_batch(query, key, value)
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     mask, bias = read_mask(attention_mask, query, key, causal=bool(causal))
@@ -282,13 +350,31 @@ def _attention(
     return call.z.transpose(1, 2).contiguous(), call.pattern if wanted else None
 
 
-def _refuse_unknown(name: str, keywords: dict[str, Any]) -> None:
-    for keyword, value in keywords.items():
-        if value is not None and keyword not in _BENIGN:
-            why = _WHY_REFUSED.get(
-                keyword, "its effect is unknown. If you passed it to the model, leave it out"
-            )
-            raise InputError(f"{name} received the attention keyword {keyword!r}: {why}.")
+def _refuse_unseen(module: nn.Module) -> None:
+    """Refuse a call that no frame of this context sees, unless it is plainly meant so."""
+    kind = type(module).__name__
+    mine = [frame for frame in _FRAMES.get() if id(module) in frame.modules]
+    if any(frame.acts for frame in mine):
+        raise InputError(
+            f"{kind} attends here but did not when the model was surveyed, so observers and edits "
+            "would miss it. This way of running the model is not supported."
+        )
+    if mine:
+        return
+    with _LOCK:
+        elsewhere = any(id(module) in frame.modules for frame in _ACTING)
+    if elsewhere:
+        raise InputError(
+            f"{kind} runs in a thread (or context) without an attach block of its own, while "
+            "another one observes or edits the model. Start the thread with "
+            "contextvars.copy_context().run to take the block along, or attach(model) inside it."
+        )
+    config = getattr(module, "config", None)
+    if getattr(config, "_attn_implementation_internal", None) == NAME and id(config) not in _HELD:
+        raise InputError(
+            f"{kind} belongs to a copy made inside an attach block, which the block does not see. "
+            "Copy the model outside, or call set_attn_implementation('sdpa') on the copy."
+        )
 
 
 def _sum(bias: Tensor | None, more: Tensor | None, n_query: int, n_key: int) -> Tensor | None:

@@ -56,7 +56,10 @@ class AttentionCall:
 
     @property
     def pattern(self) -> Tensor:
-        """Attention weights [batch, head, query, key], after edits; written out when asked for."""
+        """Attention weights [batch, head, query, key], after edits; written out when asked for.
+
+        In training mode it is the pattern before dropout.
+        """
         if self._pattern is None:
             self._pattern = self.weights()
         return self._pattern
@@ -84,12 +87,12 @@ class AttentionCall:
             top: whether to return each row's largest weight and its key.
 
         Raises:
-            InputError: the pattern was edited or dropped out, so q and k no longer determine it.
+            InputError: the pattern was edited, so q and k no longer determine it.
         """
         if self._edited:
             raise InputError(
-                f"the pattern of {self.site.module} was edited or went through dropout, so its "
-                "statistics do not follow from q and k. Compute them from call.pattern."
+                f"the pattern of {self.site.module} was edited, so its statistics "
+                "do not follow from q and k. Compute them from call.pattern."
             )
         return attention_probe(
             self.q.detach(),
@@ -112,7 +115,11 @@ class AttentionCall:
     def compute(
         self, edits: Sequence[tuple[Edit, Site | None]] = (), *, dropout: float = 0.0
     ) -> None:
-        """Find z and lse; the pattern is written out only for `edits` of it or for dropout."""
+        """Find z and lse; the pattern is written out only for `edits` of it or for dropout.
+
+        Dropout acts on the edited pattern, on its way to z: `pattern` keeps what rows weigh, and
+        never exceeds 1 through dropout's rescaling.
+        """
         if not edits and dropout == 0.0:
             out = attention_probe(self.q, self.k, self.v, mask=self.mask, scores=self.scores)
             self._z, self._lse = out.out, out.lse
@@ -121,14 +128,12 @@ class AttentionCall:
             masked_scores(self.q, self.k, self.mask, self.scores), self.scores.sinks
         )
         pattern = weights.to(self.q.dtype)
-        if dropout > 0.0:
-            pattern = nn.functional.dropout(pattern, dropout)
-        self._edited, self._lse = True, lse
+        self._edited, self._lse = bool(edits), lse
         for edit, site in edits:
             self._pattern = pattern
             pattern = edit.apply(self.at(site), pattern)
         self._pattern = pattern
-        self._z = mix_values(pattern, self.v)
+        self._z = mix_values(nn.functional.dropout(pattern, dropout), self.v)
 
     def change_z(self, edits: Sequence[tuple[Edit, Site | None]]) -> None:
         """Apply edits of z, in order."""

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from .attach import AttentionCall, Edit, attach
 from .errors import InputError
-from .forward import run_base
+from .forward import check_ids, embedding_weight, run_base
 from .heads import HeadId
 from .hook_names import (
     PER_HEAD,
@@ -28,7 +28,7 @@ from .hook_names import (
 from .pattern import masked_scores
 from .projections import head_matrices, output_projections
 from .sites import Site, attention_sites
-from .survey import embedding_weight, is_encoder_decoder
+from .survey import is_encoder_decoder
 from .tokens import Tokens, tokenize, visible_all
 
 
@@ -142,13 +142,13 @@ def capture(
 
     Reference: Nanda and Bloom, TransformerLens (2022), for names and shapes.
     """
+    sites = attention_sites(model)
     ids, mask, strings = _read_text(model, tokenizer, text_or_ids, prepend_bos)
     inputs: dict[str, Any] = {}
     if is_encoder_decoder(model):
         inputs["decoder_input_ids"] = _decoder_ids(model, ids, decoder_ids)
     elif decoder_ids is not None:
         raise InputError(f"{type(model).__name__} has no decoder to read decoder_ids.")
-    sites = attention_sites(model)
     chosen = None if heads is None else choose_heads(sites, heads)
     wanted = choose_names(sites, names_filter, chosen, rotary=is_rotary(model))
     lengths = (ids.shape[0], ids.shape[1], inputs.get("decoder_input_ids", ids).shape[1])
@@ -254,11 +254,7 @@ def _read_text(
             f"token ids must be integers [batch, pos]; got {text.dtype} {tuple(text.shape)}."
         )
     ids = text.to(weight.device, torch.int64)
-    if int(ids.min()) < 0 or int(ids.max()) >= weight.shape[0]:
-        raise InputError(
-            f"token ids must lie in 0..{weight.shape[0] - 1}; got {int(ids.min())} to "
-            f"{int(ids.max())}. Were they made by this model's tokenizer?"
-        )
+    check_ids(model, ids, "token ids")
     strings = [_strings(tokenizer, row) for row in ids.tolist()]
     return ids, torch.ones_like(ids, dtype=torch.bool), strings
 

@@ -6,16 +6,31 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import InputError
 
 _MAX_JSON_BYTES = 64 * 2**20
-_MAX_LAYERS = 1000  # without a tensor to show for each: building them would take for ever
-_LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers")
+# Integers of a config that something loops over, by the words of their keys: first or last word ->
+# the largest value believed. A count of layers or experts may also be that of the tensors there.
+_MAX_COUNT = {
+    "layers": 1000, "layer": 1000, "groups": 1000, "group": 1000, "blocks": 1000, "stages": 1000,
+    "depth": 1000, "depths": 1000, "experts": 4096, "heads": 4096, "head": 4096,
+    "labels": 2**20, "classes": 2**20,
+    "num": 2**24, "n": 2**24, "size": 2**24, "sizes": 2**24, "dim": 2**24, "dims": 2**24,
+    "positions": 2**24, "embeddings": 2**24,
+}  # fmt: skip
+_WITH_TENSORS = 4096  # values up to here show in the files as tensors
 
 
-def check_folder(folder: Path, name: str) -> int:
+class Held(NamedTuple):
+    """What a checkpoint's files hold."""
+
+    tensors: int
+    weights: int
+
+
+def check_folder(folder: Path, name: str) -> Held:
     """Check that a folder holds a whole model as JSON and safetensors, with nothing that can run.
 
     Args:
@@ -23,11 +38,12 @@ def check_folder(folder: Path, name: str) -> int:
         name: how error messages call it.
 
     Returns:
-        How many weights the files hold.
+        How many tensors and weights the files hold.
 
     Raises:
         InputError: config.json or weights are missing, corrupt or cut off; weights only as pickle;
-            an adapter without its model; a config that asks for downloaded code or absurd depth.
+            an adapter without its model; a config that asks for downloaded code or for absurdly
+            many layers, labels, ….
     """
     return _check_weights(folder, _read_config(folder, name), name)
 
@@ -75,17 +91,20 @@ def _read_config(folder: Path, name: str) -> dict[str, Any]:
 
 
 def _entries(value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, inner in value.items():
+    """Every key with its value, however deep; the items of a list come under the list's key."""
+    stack: list[tuple[str, Any]] = [("", value)]
+    while stack:
+        key, inner = stack.pop()
+        if key:
             yield key, inner
-            yield from _entries(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _entries(inner)
+        if isinstance(inner, dict):
+            stack += inner.items()
+        elif isinstance(inner, list):
+            stack += [(key, item) for item in inner]
 
 
-def _check_weights(folder: Path, config: dict[str, Any], name: str) -> int:
-    """The weights must be there as safetensors, whole, with a tensor for each announced layer."""
+def _check_weights(folder: Path, config: dict[str, Any], name: str) -> Held:
+    """The weights must be there as safetensors, whole, and fit the config's counts."""
     from safetensors import SafetensorError, safe_open
 
     n_tensors = n_weights = 0
@@ -99,12 +118,26 @@ def _check_weights(folder: Path, config: dict[str, Any], name: str) -> int:
             raise InputError(
                 f"{file.name} of {name!r} is corrupt or cut off: {one_line(error)}. Fetch it again."
             ) from error
+    _check_counts(config, n_tensors, name)
+    return Held(n_tensors, n_weights)
+
+
+def _check_counts(config: dict[str, Any], n_tensors: int, name: str) -> None:
+    """Refuse numbers so large that building the config or the model would take for ever."""
     for key, value in _entries(config):
-        if key in _LAYER_COUNTS and isinstance(value, int) and value > max(_MAX_LAYERS, n_tensors):
+        words = str(key).lower().split("_")
+        limits = [_MAX_COUNT[word] for word in {words[0], words[-1]} & _MAX_COUNT.keys()]
+        limit = min(limits, default=None)
+        if limit is None or not isinstance(value, int):
+            continue
+        if limit <= _WITH_TENSORS:
+            limit = max(limit, n_tensors)
+        if value > limit:
+            what = words[-1] if words[-1] in ("layers", "groups", "labels", "experts") else ""
             raise InputError(
-                f"config.json of {name!r} announces {value} layers; that cannot be right."
+                f"config.json of {name!r} announces {f'{value} {what}'.strip()} in {key!r}; at "
+                f"most {limit} can be right. Fetch the file again, or correct that entry."
             )
-    return n_weights
 
 
 def _weight_files(folder: Path, name: str) -> list[Path]:
@@ -134,6 +167,11 @@ def _weight_files(folder: Path, name: str) -> list[Path]:
             f"{name!r} lacks {len(lost)} of {len(names)} weight files, first {lost[0]!r}."
         )
     return [folder / n for n in sorted(names)]
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether a library written in Rust stumbled: no subclass of Exception, and of no module."""
+    return type(error).__name__ == "PanicException"
 
 
 def one_line(error: BaseException) -> str:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import InputError
 
+# what only a disk says: full, over quota, too large for it, broken, suddenly read-only or gone
+_DISK_ERRORS = {
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.ENODEV, errno.ESTALE,
+}  # fmt: skip
+MAX_TEXT_BYTES = 256 * 2**20
 
-@contextmanager
+
+@contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a temporary path whose file replaces `path` only when the block ends without an error.
 
@@ -26,7 +34,8 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         The path to write to. The file exists already and is empty.
 
     Raises:
-        InputError: the folder is missing, `path` is a folder, or it cannot be written.
+        InputError: the folder is missing, `path` is a folder, a pipe or a device, it cannot be
+            written, or the disk fails or fills up while the block writes.
 
     Example:
         >>> import tempfile
@@ -36,35 +45,51 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         >>> target.read_text()
         'head,score'
     """
-    target = Path(path)
-    check_target(target)
-    # an existing link keeps pointing where it did: the file behind it is what gets replaced
-    target = target.resolve()
+    target = check_target(Path(path))
     try:
         handle, name = tempfile.mkstemp(
             prefix=f".{target.stem[:32]}-", suffix=target.suffix, dir=target.parent
         )
     except OSError as error:
-        raise InputError(f"cannot write {str(path)!r}: {_reason(error)}.") from error
+        raise _cannot_write(path, error) from error
     os.close(handle)
     temporary = Path(name)
+    written = False
     try:
         yield temporary
+        written = True
+        to_disk(temporary)
         _adopt_mode(temporary, target)
-        try:
-            temporary.replace(target)
-        except OSError as error:
-            raise InputError(f"cannot write {str(path)!r}: {_reason(error)}.") from error
+        temporary.replace(target)
+    except OSError as error:
+        if written or error.errno in _DISK_ERRORS:
+            raise _cannot_write(path, error) from error
+        raise  # the block's own, such as an input that is missing
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it must not hide why the writing failed
+            temporary.unlink(missing_ok=True)
+
+
+def to_disk(path: Path) -> None:
+    """Wait until a file's content is on the disk: a rename must not get there before it.
+
+    Raises:
+        OSError: the content could not be kept. File systems that cannot wait are let off.
+    """
+    with path.open("rb") as file:
+        try:
+            os.fsync(file.fileno())
+        except OSError as error:
+            if error.errno in _DISK_ERRORS:
+                raise
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
     r"""Read a UTF-8 text file; a byte-order mark goes, and `\r\n` becomes `\n`.
 
     Raises:
-        InputError: no such file, a folder, not readable, not UTF-8 text (with the byte's position),
-            or nothing but blanks.
+        InputError: no such file, a folder, not readable, larger than 256 MiB, not UTF-8 text (with
+            the byte's position), or nothing but blanks.
     """
     name = str(path)
     file = Path(path)
@@ -75,13 +100,19 @@ def read_text(path: str | os.PathLike[str]) -> str:
             raise InputError(f"no file {name!r}; give the path of a UTF-8 text file.")
         if not file.is_file():  # reading a pipe or a device might never end
             raise InputError(f"{name!r} is not a regular file; give a UTF-8 text file.")
-        data = file.read_bytes()
+        with file.open("rb") as opened:  # counted while reading: a file may grow
+            data = opened.read(MAX_TEXT_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         if isinstance(error, InputError):
             raise
         raise InputError(
             f"cannot read {name!r}: {getattr(error, 'strerror', None) or error}."
         ) from error
+    if len(data) > MAX_TEXT_BYTES:
+        raise InputError(
+            f"{name!r} is larger than {MAX_TEXT_BYTES // 2**20} MiB; give a part of it, such as "
+            f"its first megabytes."
+        )
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise InputError(f"{name!r} is UTF-16 text; save it as UTF-8.")
     try:
@@ -98,27 +129,56 @@ def read_text(path: str | os.PathLike[str]) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def check_target(target: Path) -> None:
+def check_target(path: Path) -> Path:
     """Refuse a path that cannot be written, before any work is done for it.
 
+    Returns:
+        The file to replace: an existing link keeps pointing where it did, and what is behind it
+        gets the new content.
+
     Raises:
-        InputError: the folder is missing, `target` is a folder, or it cannot be written.
+        InputError: the folder is missing, `path` (or what a link leads to) is a folder, a pipe or a
+            device, or it cannot be written.
     """
-    if not target.name or "\0" in str(target):
-        raise InputError(f"{str(target)!r} is not a file name; give the path of a file to write.")
+    name = str(path)
+    if not path.name or "\0" in name:
+        raise InputError(f"{name!r} is not a file name; give the path of a file to write.")
     try:
-        is_folder, has_parent = target.is_dir(), target.parent.is_dir()
+        target = path.resolve()
+        existing = _status(path)
+        has_parent = target.parent.is_dir()
     except OSError as error:
-        raise InputError(f"cannot write {str(target)!r}: {_reason(error)}.") from error
-    if is_folder:
-        raise InputError(f"{str(target)!r} is a folder; give the path of a file to write.")
+        raise _cannot_write(path, error) from error
+    except RuntimeError as error:  # how pathlib reports links that lead in a circle
+        raise InputError(
+            f"cannot write {name!r}: its links lead in a circle. Choose another path."
+        ) from error
     if not has_parent:
         raise InputError(
-            f"cannot write {str(target)!r}: the folder {str(target.parent)!r} does not exist. "
+            f"cannot write {name!r}: the folder {str(target.parent)!r} does not exist. "
             f"Create it, or choose another path."
         )
-    if target.exists() and not os.access(target, os.W_OK):
-        raise InputError(f"cannot write {str(target)!r}: the file is read-only.")
+    if existing is not None and stat.S_ISDIR(existing.st_mode):
+        raise InputError(f"{name!r} is a folder; give the path of a file to write.")
+    if existing is not None and not stat.S_ISREG(existing.st_mode):
+        # a rename would put a file in its place, and whoever reads the pipe would wait for ever
+        raise InputError(
+            f"{name!r} is not a regular file but a pipe, a socket or a device; "
+            f"give the path of a file to write."
+        )
+    if existing is not None and not os.access(target, os.W_OK):
+        raise InputError(f"cannot write {name!r}: the file is read-only.")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise InputError(f"cannot write {name!r}: the folder is read-only.")
+    return target
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """What stands at `path`, following links; None: nothing."""
+    try:
+        return path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _adopt_mode(temporary: Path, target: Path) -> None:
@@ -132,5 +192,6 @@ def _adopt_mode(temporary: Path, target: Path) -> None:
     temporary.chmod(mode)
 
 
-def _reason(error: OSError) -> str:
-    return error.strerror or type(error).__name__
+def _cannot_write(path: str | os.PathLike[str], error: OSError) -> InputError:
+    reason = error.strerror or type(error).__name__
+    return InputError(f"cannot write {str(path)!r}: {reason}. Make room, or choose another path.")

@@ -1,25 +1,38 @@
-"""Run a model for what happens inside it, without the cost of its head."""
+"""Run a model for what happens inside it: in eval mode, without its head, on inputs it can take."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import inspect
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from .attach import unobserved
+from .errors import InputError
+from .tokens import context_length
 
 
 def run_base(
     model: PreTrainedModel,
     input_ids: Int[Tensor, "batch pos"],
-    attention_mask: Int[Tensor, "batch pos"] | Bool[Tensor, "batch pos"] | None = None,
+    attention_mask: Int[Tensor, "batch key"] | Bool[Tensor, "batch key"] | None = None,
     *,
     grad: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Run the model without its LM head, where its class has a base model to run alone.
+
+    It runs in eval mode, without dropout, and leaves training flags and random state alone. A
+    sequence gets the same hidden states whichever side it is padded on: positions count from the
+    first token of each sequence, if need be through `position_ids`.
 
     Args:
         model: a transformers model.
@@ -32,6 +45,10 @@ def run_base(
     Returns:
         The base model's output object: hidden states, not logits.
 
+    Raises:
+        InputError: ids outside the vocabulary, more tokens than the model has positions for, or
+            left padding where the model cannot be told its positions.
+
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
         >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=8, n_layer=1, n_head=2))
@@ -39,8 +56,178 @@ def run_base(
         torch.Size([1, 3, 8])
     """
     base = model.base_model
+    check_ids(model, input_ids, "input_ids")
+    if isinstance(kwargs.get("decoder_input_ids"), Tensor):
+        check_ids(model, kwargs["decoder_input_ids"], "decoder_input_ids")
+    kwargs.setdefault("use_cache", False)
     if attention_mask is not None:
         kwargs["attention_mask"] = attention_mask.to(input_ids.dtype)
-    kwargs.setdefault("use_cache", False)
-    with nullcontext() if grad else torch.no_grad():
+        if kwargs.get("position_ids") is None and _is_left_padded(attention_mask):
+            input_ids, kwargs = _left_padding(model).prepare(input_ids, kwargs)
+    _check_length(model, input_ids, kwargs)
+    with undisturbed(base), nullcontext() if grad else torch.no_grad():
         return base(input_ids=input_ids, **kwargs)
+
+
+# How often each module is held in eval mode at this moment, and the flag to give it back.
+_HELD: dict[int, list[Any]] = {}
+_LOCK = threading.Lock()
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Run `model` in eval mode inside the block; then restore training flags and random state.
+
+    Each module gets its own flag back, also after an exception. Blocks may overlap, in one thread
+    or in several: flags return when the last one ends.
+
+    Example:
+        >>> model = nn.Sequential(nn.Dropout(0.5)).train()
+        >>> with undisturbed(model):
+        ...     model.training
+        False
+        >>> model.training
+        True
+    """
+    modules = list(model.modules())
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    with _LOCK:
+        for module in modules:
+            _HELD.setdefault(id(module), [module, module.training, 0])[2] += 1
+            module.training = False
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        with _LOCK:
+            for module in modules:
+                hold = _HELD[id(module)]
+                hold[2] -= 1
+                if hold[2] == 0:
+                    module.training = hold[1]
+                    del _HELD[id(module)]
+
+
+def embedding_weight(model: PreTrainedModel) -> Tensor:
+    """The token embeddings [vocab, d_model]: where ids must be, how many there are."""
+    try:
+        weight = getattr(model.get_input_embeddings(), "weight", None)
+    except NotImplementedError:  # models of several modalities name no single table
+        weight = None
+    if not isinstance(weight, Tensor):
+        raise InputError(f"{type(model).__name__} has no token embeddings to read ids with.")
+    return weight
+
+
+def check_ids(model: PreTrainedModel, ids: Tensor, name: str) -> None:
+    """Refuse ids outside the model's vocabulary; `name` is what the message calls them."""
+    vocab = embedding_weight(model).shape[0]
+    if ids.numel() == 0:
+        raise InputError(f"{name} holds no tokens: its shape is {tuple(ids.shape)}.")
+    low, high = (int(x) for x in torch.aminmax(ids))
+    if low < 0 or high >= vocab:
+        raise InputError(
+            f"{name} must lie in 0..{vocab - 1}; got {low} to {high}. "
+            "Were they made by this model's tokenizer?"
+        )
+
+
+def _check_length(model: PreTrainedModel, ids: Tensor, kwargs: dict[str, Any]) -> None:
+    """Refuse more positions than the model has a table for; rotary ones have no end."""
+    context = context_length(model)
+    if context is None or not _has_position_table(model, context):
+        return
+    positions, decoder = kwargs.get("position_ids"), kwargs.get("decoder_input_ids")
+    wanted = ids.shape[1] if positions is None else int(positions.max()) + 1
+    if isinstance(decoder, Tensor):
+        wanted = max(wanted, decoder.shape[1])
+    if wanted > context:
+        raise InputError(
+            f"{type(model).__name__} has {context} positions, but a sequence takes {wanted}. "
+            "Cut the text, or run it in windows."
+        )
+
+
+def _has_position_table(model: PreTrainedModel, context: int) -> bool:
+    """Whether some embedding has a row per position; a few models reserve rows before the first."""
+    tokens = embedding_weight(model)
+    return any(
+        isinstance(module, nn.Embedding)
+        and module.weight is not tokens
+        and context <= module.num_embeddings <= context + 8
+        for module in model.modules()
+    )
+
+
+def _is_left_padded(mask: Tensor) -> bool:
+    present = mask.bool()
+    return bool((~present[:, 0] & present.any(1)).any())
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How to run a left-padded batch: position_ids, a filler for padded ids, or nothing."""
+
+    positions: bool = False
+    filler: int | None = None
+
+    def prepare(self, ids: Tensor, kwargs: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
+        mask = kwargs["attention_mask"]
+        if self.positions:
+            places = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+            kwargs = {**kwargs, "position_ids": places}
+        if self.filler is not None:
+            ids = ids.masked_fill(mask[:, -ids.shape[1] :] == 0, self.filler)
+        return ids, kwargs
+
+
+_WAYS: WeakKeyDictionary[nn.Module, _Way] = WeakKeyDictionary()
+_PAD, _LIVE = 3, 6  # padding and tokens of the sequence that _left_padding tries
+
+
+def _left_padding(model: PreTrainedModel) -> _Way:
+    """The first way in which left padding changes no hidden state, found by trying, once a model.
+
+    Models count positions in different manners: rotary and relative ones need no help, tables
+    mostly take `position_ids`, and some count the ids that are not padding.
+    """
+    base = model.base_model
+    known = _WAYS.get(base)
+    if known is not None:
+        return known
+    ways = [_Way()]
+    tokens = embedding_weight(model)
+    tables = [m for m in base.modules() if isinstance(m, nn.Embedding) and m.weight is not tokens]
+    ways[:0] = [_Way(filler=t.padding_idx) for t in tables if t.padding_idx is not None]
+    if "position_ids" in inspect.signature(base.forward).parameters:
+        ways.insert(0, _Way(positions=True))
+    with undisturbed(base), unobserved(base), torch.no_grad():
+        for way in ways:
+            if _is_exact(model, way):
+                _WAYS[base] = way
+                return way
+    raise InputError(
+        f"{type(model).__name__} gives other results for left-padded sequences, and its positions "
+        "cannot be passed to it. Pad on the right."
+    )
+
+
+def _is_exact(model: PreTrainedModel, way: _Way) -> bool:
+    """Whether a left-padded sequence has the hidden states it has alone."""
+    base, tokens = model.base_model, embedding_weight(model)
+    live = max(1, min(_LIVE, (context_length(model) or _PAD + _LIVE) - _PAD))
+    ids = torch.arange(_PAD + live, device=tokens.device)[None] * 3 + tokens.shape[0] // 4
+    ids = ids % tokens.shape[0]
+    mask = torch.ones_like(ids)
+    mask[:, :_PAD] = 0
+    inputs: dict[str, Any] = {"use_cache": False}
+    if "decoder_input_ids" in inspect.signature(base.forward).parameters:
+        inputs["decoder_input_ids"] = ids[:, :2]
+    # a batch of two, because some models take a shortcut for one sequence
+    alone = base(input_ids=ids[:, _PAD:], attention_mask=mask[:, _PAD:], **inputs)[0][0]
+    pair = torch.cat([torch.ones_like(mask), mask])
+    inputs = {key: v.expand(2, -1) if isinstance(v, Tensor) else v for key, v in inputs.items()}
+    both, inputs = way.prepare(ids.expand(2, -1), {**inputs, "attention_mask": pair})
+    padded = base(input_ids=both, **inputs)[0][1, -len(alone) :]
+    limit = max(torch.finfo(alone.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
+    return bool((padded - alone).abs().max() <= limit * alone.abs().max())

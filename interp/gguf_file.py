@@ -10,6 +10,7 @@ import mmap
 import struct
 from pathlib import Path
 
+from .checkpoint import Held
 from .errors import InputError
 
 # width in bytes of the fixed-size metadata types; 8 is a string, 9 an array
@@ -48,14 +49,14 @@ class _Cursor:
         return self.data[start : start + count].decode("utf-8", "replace")
 
 
-def check_gguf(path: Path) -> int:
+def check_gguf(path: Path) -> Held:
     """Check that `path` is a complete GGUF file whose lengths, counts and offsets hold.
 
     Args:
         path: an existing file.
 
     Returns:
-        How many weights it holds.
+        How many tensors and weights it holds.
 
     Raises:
         InputError: it is not a GGUF file, has been cut off, or contradicts itself.
@@ -72,7 +73,7 @@ def check_gguf(path: Path) -> int:
         ) from error
 
 
-def _walk(cursor: _Cursor) -> int:
+def _walk(cursor: _Cursor) -> Held:
     if len(cursor.data) < 24 or cursor.data[:4] != b"GGUF":
         raise _BrokenError("it does not start with the GGUF header")
     cursor.skip(4)
@@ -95,7 +96,7 @@ def _walk(cursor: _Cursor) -> int:
     for name, _, offset, n_bytes in tensors:
         if data_start + offset + n_bytes > len(cursor.data):
             raise _BrokenError(f"it ends before the tensor {name[:80]!r} is complete")
-    return sum(elements for _, elements, _, _ in tensors)
+    return Held(n_tensors, sum(elements for _, elements, _, _ in tensors))
 
 
 def _value(cursor: _Cursor, kind: int, depth: int = 0) -> int | str | None:

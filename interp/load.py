@@ -49,7 +49,9 @@ def load(
             missing, no such device.
 
     Example:
-        >>> model, tokenizer = load("tiny")  # doctest: +SKIP
+        >>> model, tokenizer = load("tiny")
+        >>> type(model).__name__, model.training, len(tokenizer)
+        ('LlamaForCausalLM', False, 1024)
     """
     if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise InputError(

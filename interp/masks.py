@@ -34,6 +34,7 @@ AS_TENSOR: ContextVar[bool] = ContextVar("headatlas_as_tensor", default=False)
 CHUNK_ELEMENTS = 1 << 20
 
 
+@torch.compiler.disable  # its steps depend on the mask's content, which no graph holds
 def visible_keys(
     batch_size: int,
     q_length: int,

@@ -40,9 +40,19 @@ def draw(
         title: of the figure, escaped.
         max_weight: the weight with the darkest colour.
     """
-    n_heads = len(weights)
-    columns = math.ceil(math.sqrt(n_heads))
-    rows = math.ceil(n_heads / columns)
+    figure, grid = _panels(names)
+    unit = 1 if max(weights.shape) <= _PRECISE else _UNIT
+    for number, name in enumerate(names):
+        _draw_panel(figure, weights[number], name, unit, divmod(number, grid[1]))
+    _lay_out(figure, grid, x_labels, y_labels, title)
+    _colour(figure, max_weight, unit)
+    return figure
+
+
+def _panels(names: list[str]) -> tuple[graph_objects.Figure, tuple[int, int]]:
+    """An empty figure of as many panels as names, nearly square, with its rows and columns."""
+    columns = math.ceil(math.sqrt(len(names)))
+    rows = math.ceil(len(names) / columns)
     layout: dict[str, Any] = {"shared_xaxes": "all", "shared_yaxes": "all"}
     figure = make_subplots(
         rows=rows,
@@ -52,30 +62,34 @@ def draw(
         vertical_spacing=0.2 / rows,
         **layout,
     )
-    unit = 1 if max(weights.shape) <= _PRECISE else _UNIT
-    for number, name in enumerate(names):
-        row, column = number // columns + 1, number % columns + 1
-        cells = weights[number]
-        if unit > 1:
-            for path in _blank_regions(cells):
-                shape = {"type": "path", "path": path, "fillcolor": _BLANK, "line": {"width": 0}}
-                figure.add_shape(shape, row=row, col=column)
-            cells = np.round(np.nan_to_num(cells) * unit).astype(np.uint16)
-        trace = graph_objects.Heatmap(
-            z=cells,
-            coloraxis="coloraxis",
-            hoverongaps=False,
-            name=name,
-            # unformatted, an axis value shows as its tick text: the token
-            hovertemplate=(
-                f"query %{{y:d}}  %{{y}}<br>key %{{x:d}}  %{{x}}<br>"
-                f"weight %{{z{'} × 10⁻⁴' if unit > 1 else ':.4f}'}<extra>{name}</extra>"
-            ),
-        )
-        figure.add_trace(trace, row=row, col=column)
-    _lay_out(figure, (rows, columns), x_labels, y_labels, title)
-    _colour(figure, max_weight, unit)
-    return figure
+    return figure, (rows, columns)
+
+
+def _draw_panel(
+    figure: graph_objects.Figure,
+    cells: Float[np.ndarray, "query key"],
+    name: str,
+    unit: int,
+    place: tuple[int, int],
+) -> None:
+    """Draw one head's weights, in 1/`unit`, into the panel at (row, column) of the grid."""
+    row, column = place[0] + 1, place[1] + 1
+    if unit > 1:
+        for path in _blank_regions(cells):
+            shape = {"type": "path", "path": path, "fillcolor": _BLANK, "line": {"width": 0}}
+            figure.add_shape(shape, row=row, col=column)
+    trace = graph_objects.Heatmap(
+        z=np.round(np.nan_to_num(cells) * unit).astype(np.uint16) if unit > 1 else cells,
+        coloraxis="coloraxis",
+        hoverongaps=False,
+        name=name,
+        # unformatted, an axis value shows as its tick text: the token
+        hovertemplate=(
+            f"query %{{y:d}}  %{{y}}<br>key %{{x:d}}  %{{x}}<br>"
+            f"weight %{{z{'} × 10⁻⁴' if unit > 1 else ':.4f}'}<extra>{name}</extra>"
+        ),
+    )
+    figure.add_trace(trace, row=row, col=column)
 
 
 def _blank_regions(weights: Float[np.ndarray, "query key"]) -> list[str]:
@@ -104,16 +118,14 @@ def _lay_out(
     y_labels: list[str],
     title: str | None,
 ) -> None:
+    """Sizes, margins and titles."""
     rows, columns = grid
     single = rows * columns == 1
-    every = max(len(x_labels), len(y_labels)) <= _LABELLED and single
-    # room for the labels, which are escaped: &lt; is one character
-    x_room, y_room = (
-        _LABEL_PIXELS * max(len(html.unescape(label)) for label in labels) + 10
-        for labels in (x_labels, y_labels)
-    )
+    longest = max(len(x_labels), len(y_labels))
+    every = longest <= _LABELLED and single
+    x_room, y_room = _room(x_labels), _room(y_labels)
     left, bottom = y_room + 50, x_room + 50
-    cell = 16 if every else max(1, 700 // max(len(x_labels), len(y_labels)))
+    cell = 16 if every else max(1, 700 // longest)
     panel = (
         (max(240, cell * len(x_labels)), max(240, cell * len(y_labels))) if single else (250, 250)
     )
@@ -126,6 +138,25 @@ def _lay_out(
         margin={"l": left, "r": 110, "t": 80, "b": bottom},
         font={"family": "monospace", "size": 11},
     )
+    _label_axes(figure, grid, x_labels, y_labels, every)
+    figure.update_xaxes(title_text="key (source)", row=rows, title_standoff=8 if every else x_room)
+    figure.update_yaxes(
+        title_text="query (destination)", col=1, title_standoff=8 if every else y_room
+    )
+
+
+def _room(labels: list[str]) -> int:
+    """Pixels for the longest label; labels are escaped, and &lt; is one character."""
+    return _LABEL_PIXELS * max(len(html.unescape(label)) for label in labels) + 10
+
+
+def _label_axes(
+    figure: graph_objects.Figure,
+    grid: tuple[int, int],
+    x_labels: list[str],
+    y_labels: list[str],
+    every: bool,
+) -> None:
     for axis, labels in (("x", x_labels), ("y", y_labels)):
         # all tick texts stay, because hover reads them; long axes label some through annotations
         update = figure.update_xaxes if axis == "x" else figure.update_yaxes
@@ -142,10 +173,6 @@ def _lay_out(
             _label_some(figure, axis, labels, grid)
     figure.update_xaxes(tickangle=-90, range=[-0.5, len(x_labels) - 0.5])
     figure.update_yaxes(range=[len(y_labels) - 0.5, -0.5])  # the first query at the top
-    figure.update_xaxes(title_text="key (source)", row=rows, title_standoff=8 if every else x_room)
-    figure.update_yaxes(
-        title_text="query (destination)", col=1, title_standoff=8 if every else y_room
-    )
 
 
 def _colour(figure: graph_objects.Figure, max_weight: float, unit: int) -> None:

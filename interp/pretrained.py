@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from .checkpoint import check_folder, one_line
+from .checkpoint import Held, check_folder, is_panic, one_line
 from .errors import InputError
 from .gguf_file import check_gguf
 
 _MAX_PACKING = 8  # quantised formats put up to eight 4-bit weights into one stored integer
+# modules and parameters built per tensor of the files: around each weight there are some parts
+# without any (activations, dropouts, containers), and files may store experts as one tensor
+_MAX_PIECES = 50
+_MIN_PIECES = 20_000
 _TOKENIZER_FILES = (
     "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "tekken.json",
     "special_tokens_map.json", "added_tokens.json", "*.spm",
@@ -38,15 +43,13 @@ def read_folder(folder: Path, *, dtype: torch.dtype, name: str) -> tuple[nn.Modu
     Raises:
         InputError: something is missing, corrupt, only there as pickle, or leaves weights random.
     """
-    n_weights = check_folder(folder, name)
+    held = check_folder(folder, name)
     with quiet(), _as_input_error(name):
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         source = {"pretrained_model_name_or_path": folder, "use_safetensors": True}
-        model = _read_model(
-            config, source | {"local_files_only": True, "dtype": dtype}, name, n_weights
-        )
+        model = _read_model(config, source | {"local_files_only": True, "dtype": dtype}, name, held)
         tokenizer = None
         if any(next(folder.glob(pattern), None) for pattern in _TOKENIZER_FILES):
             tokenizer = _read_tokenizer(folder, name, {})
@@ -59,7 +62,7 @@ def read_gguf(path: Path, *, dtype: torch.dtype) -> tuple[nn.Module, Any]:
     Raises:
         InputError: the file is corrupt, of a family that transformers cannot read, or incomplete.
     """
-    n_weights = check_gguf(path)
+    held = check_gguf(path)
     name = path.name
     options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     # the progress bar of the unpacking ignores transformers' own switch
@@ -70,7 +73,7 @@ def read_gguf(path: Path, *, dtype: torch.dtype) -> tuple[nn.Module, Any]:
         source = options | {"pretrained_model_name_or_path": path.parent, "dtype": dtype}
         if hasattr(transformers, "GgufConfig"):  # without it, weights could stay packed
             source["quantization_config"] = transformers.GgufConfig(dequantize=True)
-        model = _read_model(config, source, name, n_weights)
+        model = _read_model(config, source, name, held)
         tokenizer = _read_tokenizer(path.parent, name, {"gguf_file": path.name})
     return model, tokenizer
 
@@ -90,7 +93,7 @@ def _read_tokenizer(folder: Path, name: str, options: dict[str, Any]) -> Any:
     return tokenizer
 
 
-def _read_model(config: Any, source: dict[str, Any], name: str, n_weights: int) -> nn.Module:
+def _read_model(config: Any, source: dict[str, Any], name: str, held: Held) -> nn.Module:
     from transformers import AutoModel
 
     model_class = _class_for(config)
@@ -98,7 +101,7 @@ def _read_model(config: Any, source: dict[str, Any], name: str, n_weights: int) 
         model_class, declared = _auto_class_for(config), False
     else:
         declared = True
-    _check_size(model_class, config, name, n_weights)
+    _check_size(model_class, config, name, held)
     model, missing = _attempt(model_class, config, source)
     if missing and all("pooler." in key for key in missing) and _has_pooling_switch(type(model)):
         # a sentence encoder saved without the pooling layer, which no attention head sees
@@ -118,16 +121,52 @@ def _read_model(config: Any, source: dict[str, Any], name: str, n_weights: int) 
     return model.eval()
 
 
-def _check_size(model_class: Any, config: Any, name: str, n_weights: int) -> None:
+def _check_size(model_class: Any, config: Any, name: str, held: Held) -> None:
     """Refuse a config far larger than its files, before memory is taken for random weights."""
+    most = _MAX_PACKING * held.weights + 1_000_000
     make = getattr(model_class, "_from_config", None) or model_class.from_config
-    with torch.device("meta"):
+    with torch.device("meta"), _bounded(most, held, name):
         announced = sum(weight.numel() for weight in make(config).parameters())
-    if announced > _MAX_PACKING * n_weights + 1_000_000:
-        raise InputError(
-            f"the config of {name!r} announces {announced:,} weights and its files hold "
-            f"{n_weights:,}; they do not belong together."
-        )
+    if announced > most:
+        raise _too_large(name, f"{announced:,} weights", held)
+
+
+@contextlib.contextmanager
+def _bounded(most_weights: int, held: Held, name: str) -> Iterator[None]:
+    """Stop the building of a model early, whatever entry of the config makes it too large."""
+    thread, pieces, weights = threading.get_ident(), 0, 0
+    most_pieces = max(_MIN_PIECES, _MAX_PIECES * held.tensors)
+
+    def count(module: nn.Module, key: str, piece: Any) -> None:
+        nonlocal pieces, weights
+        if threading.get_ident() != thread or piece is None:
+            return
+        pieces += 1
+        if isinstance(piece, nn.Parameter):
+            weights += piece.numel()
+        # twice: a weight that two modules share comes by twice
+        if weights > 2 * most_weights:
+            raise _too_large(name, f"more than {weights:,} weights", held)
+        if pieces > most_pieces:
+            raise _too_large(name, f"more than {most_pieces:,} layers and other parts", held)
+
+    hooks = torch.nn.modules.module
+    handles = [
+        hooks.register_module_module_registration_hook(count),
+        hooks.register_module_parameter_registration_hook(count),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _too_large(name: str, announced: str, held: Held) -> InputError:
+    return InputError(
+        f"the config of {name!r} announces {announced} and its files hold {held.weights:,} "
+        f"weights in {held.tensors:,} tensors; they do not belong together."
+    )
 
 
 def _attempt(model_class: Any, config: Any, source: dict[str, Any]) -> tuple[nn.Module, set[str]]:
@@ -182,7 +221,10 @@ def _as_input_error(name: str) -> Iterator[None]:
         raise
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise InputError(f"{name!r} does not fit into memory: {one_line(error)}.") from error
-    except Exception as error:
+    except BaseException as error:
+        # not the requests to stop (KeyboardInterrupt, SystemExit, …), but what Rust panics raise
+        if not (isinstance(error, Exception) or is_panic(error)):
+            raise
         raise InputError(
             f"transformers cannot read {name!r}: {type(error).__name__}: {one_line(error)}."
         ) from error

@@ -19,7 +19,7 @@ from .errors import InputError
 from .grammar import natural_text
 from .tokens import habit_of_bos, windows
 
-MIN_PROMPTS = 8
+MIN_PROMPTS = 16
 """Fewer documents than this leave the bootstrap over documents without meaning."""
 
 # Sennrich 2016: BPE ids follow merge order, so the ends of the id range hold the most and the
@@ -46,6 +46,20 @@ class Prompts:
     bos: bool
     delimiter: Bool[np.ndarray, "document pos"] | None = None
     causal: bool = True
+
+    def __post_init__(self) -> None:
+        ids, mask = self.ids, self.mask
+        if ids.ndim != 2 or ids.shape != mask.shape or not len(ids):
+            raise InputError(
+                f"prompts are ids and mask of one shape [document, pos]; got {ids.shape} and "
+                f"{mask.shape}."
+            )
+        edges = np.abs(np.diff(np.pad(mask, ((0, 0), (1, 1))).astype(np.int8), axis=1)).sum(1)
+        if (edges != 2).any():
+            raise InputError(
+                f"each document's tokens stand together, padding only before or after them; "
+                f"document {int(np.flatnonzero(edges != 2)[0])} has a hole or is empty."
+            )
 
     @property
     def start(self) -> Int[np.ndarray, " document"]:
@@ -208,16 +222,19 @@ def natural_prompts(
     generated = text is None
     if text is None:
         text = natural_text(n_prompts * seq_len, seed=seed)
-    tokens = windows(tokenizer, text, seq_len=seq_len, prepend_bos=prepend_bos)
+    # twice as many as wanted: windows that say the same are dropped below
+    tokens = windows(tokenizer, text, seq_len=seq_len, prepend_bos=prepend_bos, limit=2 * n_prompts)
     ids, mask = tokens.ids.numpy(), tokens.mask.numpy()
     full = mask.sum(1) >= max(2, seq_len // 2)  # the rest of the text, if too short, is left out
-    ids, mask = ids[full][:n_prompts], mask[full][:n_prompts]
+    _, first = np.unique(ids[full], axis=0, return_index=True)
+    distinct = np.flatnonzero(full)[np.sort(first)][:n_prompts]  # repeated windows add nothing
+    ids, mask = ids[distinct], mask[distinct]
     if len(ids) < min(MIN_PROMPTS, n_prompts) and not generated:
         total = int(tokens.mask.sum())
         raise InputError(
-            f"the text gives {len(ids)} windows of {seq_len} tokens; statistics over documents "
-            f"need {MIN_PROMPTS}. The text has {total} tokens: pass a longer text, or a sequence "
-            f"length of {max(8, total // MIN_PROMPTS)} or less."
+            f"the text gives {len(ids)} distinct windows of {seq_len} tokens; statistics over "
+            f"documents need {MIN_PROMPTS}. The text has {total} tokens: pass a longer text, or a "
+            f"sequence length of {max(16, total // MIN_PROMPTS)} or less."
         )
     delimiter = delimiters(tokenizer, ids) & mask
     return Prompts("natural", ids, mask, tokens.bos, delimiter, causal)

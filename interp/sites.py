@@ -65,13 +65,15 @@ def attention_sites(model: nn.Module) -> tuple[Site, ...]:
 
     Runs the model four times on two sequences of at most 8 tokens, once per model: as it is,
     hooked, and with one head per module removed through z and through the pattern, which must
-    agree. The result is kept until the model's modules or weight shapes change. Training mode,
-    random state and gradients are left alone.
+    agree. The result is kept until the model's modules, its attention implementation, or the
+    shape, dtype or device of a weight change. Training mode, random state and gradients are left
+    alone.
 
     Raises:
-        InputError: no attention; attention outside transformers' registry, in all layers or in
-            some; weights shared between layers; sparse attention; a weight that is not finite;
-            or hooked outputs that differ from the model's own.
+        InputError: a model in a TransformerLens wrapper; no attention; attention outside
+            transformers' registry, in all layers or in some; weights shared between layers; sparse
+            attention; a weight that is not finite; or hooked outputs that differ from the
+            model's own.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -85,7 +87,7 @@ def attention_sites(model: nn.Module) -> tuple[Site, ...]:
 def hook_drift(model: nn.Module) -> float:
     """How far hooking moves the output: max |hooked − own| / max |own| over the probe's tokens.
 
-    `own` is the model under the attention implementation it had when first surveyed.
+    `own` is the model under its own attention implementation, in its present dtype.
 
     Raises:
         InputError: as `attention_sites`.
@@ -94,6 +96,7 @@ def hook_drift(model: nn.Module) -> float:
 
 
 def _survey(model: nn.Module) -> _Survey:
+    _refuse_bridge(model)
     if not isinstance(model, PreTrainedModel):
         raise InputError(
             f"expected a transformers PreTrainedModel; got {type(model).__name__}. "
@@ -111,6 +114,24 @@ def _survey(model: nn.Module) -> _Survey:
 
 
 def _fingerprint(model: nn.Module) -> int:
+    from .attach import own_implementations  # which needs Site from here
+
     modules = tuple((name, id(module)) for name, module in model.named_modules())
-    shapes = tuple(tuple(parameter.shape) for parameter in model.parameters())
-    return hash((modules, shapes))
+    weights = tuple((tuple(p.shape), p.dtype, p.device) for p in model.parameters())
+    return hash((modules, weights, own_implementations(model)))
+
+
+def _refuse_bridge(model: nn.Module) -> None:
+    """TransformerLens's bridge replaces modules inside the model it is given."""
+    kinds = [type(model), *(type(module) for module in model.modules())]
+    if any(kind.__module__.split(".")[0] == "transformer_lens" for kind in kinds):
+        whole = kinds[0].__module__.split(".")[0] == "transformer_lens"
+        what = (
+            f"{kinds[0].__name__} is TransformerLens's wrapper"
+            if whole
+            else ("this model was given to a TransformerBridge")
+        )
+        raise InputError(
+            f"{what}, which rewires the attention of the model inside; load that model again and "
+            "pass the plain model."
+        )

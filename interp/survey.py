@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .attach import AttentionCall, Edit, Frame, hooked, is_switched
+from .attach import AttentionCall, Edit, Frame, hooked, is_copy, is_switched
 from .errors import InputError
+from .forward import embedding_weight, undisturbed
 from .pattern import masked_scores
 from .sites import Site
 
@@ -36,9 +36,14 @@ def examine(model: PreTrainedModel) -> tuple[tuple[Site, ...], float]:
             f"{type(model).__name__} was first seen while attached through another model that "
             "shares its modules. Call attention_sites on it before, outside the block."
         )
+    if is_copy(model):
+        raise InputError(
+            f"{type(model).__name__} was copied inside an attach block, and the copy still asks "
+            "for hooks. Copy it outside, or call set_attn_implementation('sdpa') on the copy first."
+        )
     _check_weights(model)
     inputs = _probe_inputs(model)
-    with _undisturbed(model):
+    with undisturbed(model), torch.no_grad():
         own = _run_alone(model, inputs)
         calls, seen = _list_calls(model, inputs)
         _check_calls(model, [site.module for site in calls])
@@ -69,7 +74,7 @@ def _list_calls(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[list[Si
     def record(call: AttentionCall) -> None:
         calls.append(replace(call.site, causal=_is_causal(call)))
 
-    with hooked(model, Frame(site_of, (record,), ())):
+    with hooked(model, Frame(site_of, (record,), (), model)):
         seen = _output(model, inputs)
     return calls, seen
 
@@ -88,7 +93,7 @@ def _run_cut(
     def site_of(module: nn.Module, *_: Tensor) -> Site | None:
         return table.get(id(module))
 
-    with hooked(model, Frame(site_of, (), (Edit(target, change),))):
+    with hooked(model, Frame(site_of, (), (Edit(target, change),), model)):
         return _output(model, inputs)
 
 
@@ -210,17 +215,6 @@ def _probe_inputs(model: PreTrainedModel) -> dict[str, Any]:
     return inputs
 
 
-def embedding_weight(model: PreTrainedModel) -> Tensor:
-    """The token embeddings [vocab, d_model]: where ids must be, how many there are."""
-    try:
-        weight = getattr(model.get_input_embeddings(), "weight", None)
-    except NotImplementedError:  # models of several modalities name no single table
-        weight = None
-    if not isinstance(weight, Tensor):
-        raise InputError(f"{type(model).__name__} has no token embeddings to read ids with.")
-    return weight
-
-
 def _output(model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
     """The model's logits, or its last hidden state, where tokens stand."""
     output = model(**inputs)
@@ -266,19 +260,5 @@ def is_encoder_decoder(model: PreTrainedModel) -> bool:
 
 def run_probe(model: PreTrainedModel) -> None:
     """Run `model` on the survey's tokens, in eval mode, for whoever is attached to it."""
-    with _undisturbed(model):
+    with undisturbed(model), torch.no_grad():
         _output(model, _probe_inputs(model))
-
-
-@contextmanager
-def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Run in eval mode without gradients, then restore training flags and random state."""
-    flags = [(module, module.training) for module in model.modules()]
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    try:
-        with torch.random.fork_rng(devices=list(devices)), torch.no_grad():
-            model.eval()
-            yield
-    finally:
-        for module, training in flags:
-            module.training = training

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor, nn
 
+from .encode import as_input_error, beginning, encode
 from .errors import InputError
 from .files import read_text
 from .visible import visible, visible_all
@@ -17,6 +20,7 @@ from .visible import visible, visible_all
 __all__ = [
     "Tokens",
     "context_length",
+    "fits",
     "habit_of_bos",
     "read_text",
     "tokenize",
@@ -24,6 +28,9 @@ __all__ = [
     "visible_all",
     "windows",
 ]
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_PROBES = ("a", "the", "1", ".")  # texts that show which special tokens go around a text
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,15 +40,22 @@ class Tokens:
     Args:
         ids: token ids; padding holds the tokenizer's padding token (id 0 when it has none).
         mask: True where a real token stands, False on padding.
-        strings: the vocabulary's own strings, one per position of `ids`, padding included;
-            `visible` makes them readable.
+        spelling: what `strings` gives, or a function that makes it when it is first asked for.
         bos: whether every sequence begins with a special token (BOS or CLS), the usual sink.
     """
 
     ids: Int64[Tensor, "batch pos"]
     mask: Bool[Tensor, "batch pos"]
-    strings: list[list[str]]
+    spelling: list[list[str]] | Callable[[], list[list[str]]] = field(repr=False)
     bos: bool
+
+    @cached_property
+    def strings(self) -> list[list[str]]:
+        """The vocabulary's own strings, one per position of `ids`, padding included.
+
+        `visible` makes them readable. They take far more memory than the ids.
+        """
+        return self.spelling() if callable(self.spelling) else self.spelling
 
     @property
     def lengths(self) -> list[int]:
@@ -60,7 +74,8 @@ def tokenize(
     """Turn texts into one padded batch of token ids.
 
     Each sequence is prefix + text + suffix: the special tokens that the tokenizer puts around a
-    text by habit, with the prefix changed by `prepend_bos`.
+    text by habit, with the prefix changed by `prepend_bos`. What a text spells is text: a `<s>` in
+    it never becomes the special token.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -80,7 +95,11 @@ def tokenize(
 
     Example:
         >>> from headatlas.interp.load import load
-        >>> tokens = tokenize(load("tiny")[1], ["a cat", "a"], prepend_bos=True)  # doctest: +SKIP
+        >>> tokens = tokenize(load("tiny")[1], ["a cat", "a"], prepend_bos=True)
+        >>> tokens.ids.shape, tokens.lengths, tokens.bos
+        (torch.Size([2, 4]), [4, 2], True)
+        >>> tokens.strings
+        [['<s>', 'a', 'Ġc', 'at'], ['<s>', 'a', '<pad>', '<pad>']]
     """
     if padding_side not in ("left", "right"):
         raise InputError(f"padding_side must be 'left' or 'right'; got {padding_side!r}.")
@@ -88,7 +107,11 @@ def tokenize(
     prefix, suffix = _frame(tokenizer, prepend_bos)
     room = None if seq_len is None else seq_len - _special(seq_len, prefix, suffix)
     rows = []
-    for number, body in enumerate(_encode(tokenizer, texts)):
+    if room is None:
+        bodies = encode(tokenizer, texts)
+    else:
+        bodies = [beginning(tokenizer, text, room) for text in texts]
+    for number, body in enumerate(bodies):
         if not body:
             raise InputError(
                 f"text {number} gives no tokens: {texts[number][:40]!r}; give some text."
@@ -97,7 +120,14 @@ def tokenize(
     return _pad(tokenizer, rows, padding_side=padding_side, bos=bool(prefix))
 
 
-def windows(tokenizer: Any, text: str, *, seq_len: int, prepend_bos: bool | None = None) -> Tokens:
+def windows(
+    tokenizer: Any,
+    text: str,
+    *,
+    seq_len: int,
+    prepend_bos: bool | None = None,
+    limit: int | None = None,
+) -> Tokens:
     """Cut one long text into consecutive sequences of `seq_len` tokens each.
 
     Every window carries its own special tokens, so it holds `seq_len` minus those of the text. A
@@ -108,21 +138,57 @@ def windows(tokenizer: Any, text: str, *, seq_len: int, prepend_bos: bool | None
         text: the text to cut.
         seq_len: tokens per window, special ones included.
         prepend_bos: as in `tokenize`.
+        limit: at most this many windows; only as much of the text is encoded as they need, and
+            some more, so that they are those of the whole text. None: all.
 
     Returns:
         Tokens [windows, seq_len] without padding; one shorter row for a text shorter than a window.
 
     Raises:
-        InputError: empty text, or a length that leaves no room for text.
+        InputError: empty text, a length that leaves no room for text, or a limit below 1.
+
+    Example:
+        >>> from headatlas.interp.load import load
+        >>> windows(load("tiny")[1], "the cat sat " * 10**5, seq_len=16, limit=2).ids.shape
+        torch.Size([2, 16])
     """
-    (body,) = _encode(tokenizer, _checked(text))
-    if not body:
-        raise InputError(f"the text gives no tokens: {text[:40]!r}; give some text.")
+    if limit is not None and limit < 1:
+        raise InputError(f"limit={limit} asks for no window; give at least 1, or None for all.")
+    (text,) = _checked(text)
     prefix, suffix = _frame(tokenizer, prepend_bos)
     room = seq_len - _special(seq_len, prefix, suffix)
+    body = beginning(tokenizer, text, None if limit is None else limit * room)
+    if not body:
+        raise InputError(f"the text gives no tokens: {text[:40]!r}; give some text.")
     full = max(len(body) // room, 1)
+    if limit is not None:
+        full = min(full, limit)
     rows = [[*prefix, *body[i * room : (i + 1) * room], *suffix] for i in range(full)]
     return _pad(tokenizer, rows, padding_side="right", bos=bool(prefix))
+
+
+def fits(tokenizer: Any, text: str, *, seq_len: int, prepend_bos: bool | None = None) -> bool:
+    """Whether a text has at most `seq_len` tokens, without encoding more of it than that takes.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        text: the text.
+        seq_len: such as the model's `context_length`.
+        prepend_bos: as in `tokenize`.
+
+    Raises:
+        InputError: empty text.
+
+    Example:
+        >>> from headatlas.interp.load import load
+        >>> tokenizer = load("tiny")[1]
+        >>> fits(tokenizer, "a cat", seq_len=8), fits(tokenizer, "a cat " * 10**5, seq_len=8)
+        (True, False)
+    """
+    (text,) = _checked(text)
+    prefix, suffix = _frame(tokenizer, prepend_bos)
+    room = seq_len - len(prefix) - len(suffix)
+    return room >= 0 and len(beginning(tokenizer, text, room + 1)) <= room
 
 
 def habit_of_bos(tokenizer: Any) -> bool:
@@ -167,26 +233,31 @@ def _checked(texts: str | Sequence[str]) -> list[str]:
             raise InputError(f"text {number} is a {type(text).__name__}, not a string.")
         if not text:
             raise InputError(f"text {number} is empty; give some text.")
-        if any("\ud800" <= character <= "\udfff" for character in text):
+        if _SURROGATE.search(text):
             raise InputError(f"text {number} holds a lone surrogate, which no UTF-8 text can.")
     return texts
 
 
-def _encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
-    """Ids of the texts alone, without special tokens, padding or a cut."""
-    options = {"add_special_tokens": False, "padding": False, "truncation": False}
-    # verbose: no complaint about length, which is the caller's to check
-    return tokenizer(texts, return_attention_mask=False, verbose=False, **options)["input_ids"]
-
-
 def _frame(tokenizer: Any, prepend_bos: bool | None) -> tuple[list[int], list[int]]:
     """The special tokens before and after a text."""
-    probe = "a"
-    (body,) = _encode(tokenizer, [probe])
-    whole = tokenizer(probe, padding=False, truncation=False)["input_ids"]
-    start = next((i for i in range(len(whole)) if body and whole[i : i + len(body)] == body), None)
+    name = type(tokenizer).__name__
+    for probe in _PROBES:
+        (body,) = encode(tokenizer, [probe])
+        if body:
+            break
+    else:
+        raise InputError(
+            f"{name} gives no tokens for {', '.join(map(repr, _PROBES))}: its vocabulary is "
+            f"missing or of another alphabet. Use the tokenizer that belongs to the model."
+        )
+    with as_input_error(tokenizer):
+        whole = tokenizer(probe, padding=False, truncation=False)["input_ids"]
+    start = next((i for i in range(len(whole)) if whole[i : i + len(body)] == body), None)
     if start is None:
-        raise InputError(f"{type(tokenizer).__name__} changes a text when it adds special tokens.")
+        raise InputError(
+            f"{name} changes a text when it adds special tokens: {probe!r} is {body} without and "
+            f"{list(whole)} with them. Use a tokenizer that puts them around the text."
+        )
     prefix, suffix = list(whole[:start]), list(whole[start + len(body) :])
     if prepend_bos is False:
         prefix = []
@@ -221,14 +292,17 @@ def _pad(tokenizer: Any, rows: list[list[int]], *, padding_side: str, bos: bool)
         place = slice(0, len(row)) if padding_side == "right" else slice(width - len(row), width)
         ids[number, place] = torch.tensor(row)
         mask[number, place] = True
-    strings = [
+    return Tokens(ids, mask, partial(_strings, tokenizer, ids), bos)
+
+
+def _strings(tokenizer: Any, ids: Int64[Tensor, "batch pos"]) -> list[list[str]]:
+    return [
         [
             _string(token, i)
             for token, i in zip(tokenizer.convert_ids_to_tokens(row), row, strict=True)
         ]
         for row in ids.tolist()
     ]
-    return Tokens(ids, mask, strings, bos)
 
 
 def _string(token: Any, token_id: int) -> str:

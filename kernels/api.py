@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from .check import check_request
+from .check import check_kinds, check_request
 from .masks import Mask
 from .values import Match, ProbeOut, Request, Scores, Weights
 
@@ -54,8 +54,8 @@ def attention_probe(
         weights: Heads and rows whose weights to write out.
         entropy: Compute the row entropy, nats.
         top: Compute each row's largest weight and its key.
-        lse: The known log-sum-exp of these scores (sink included): then only statistics are
-            computed and `out` is None.
+        lse: The known log-sum-exp of these scores (sink included; NaN where they are NaN): then
+            only statistics are computed and `out` is None.
         backend: "cpu" (torch operators, any device), "reference" (float64, O(N²) memory) or
             "auto", which is "cpu". A named backend never falls back to another. On a GPU "auto"
             runs the same torch operators in row chunks; they are not tuned for it.
@@ -65,7 +65,8 @@ def attention_probe(
 
     Raises:
         ValueError: Arguments do not fit together, or an unknown backend.
-        TypeError: A tensor holds the wrong kind of values.
+        TypeError: A tensor holds the wrong kind of values, or an argument is no `Mask`, `Scores`,
+            `Weights` or sequence of `Match`.
         NotImplementedError: backend "triton", which this release does not have.
 
     Example:
@@ -78,6 +79,7 @@ def attention_probe(
 
     Reference: Vaswani et al. 2017, equation 1; Ainslie et al. 2023 for grouped heads.
     """
+    check_kinds(mask, scores, matches, weights)
     request = Request(
         q=q,
         k=k,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,7 +26,9 @@ def attend(
     Plain scores go through the fused CPU attention operator, piece by piece so that no mask
     larger than rows × 256 is ever built. What it cannot express or differentiate (softcap, a
     trained bias, sinks under autograd, a scale of 0 or less, other devices) goes through row
-    chunks of ordinary operators, recomputed in the backward pass.
+    chunks of ordinary operators, recomputed in the backward pass. So does a call whose q or k
+    turn out not to be finite: the fused operator returns lse 0 for a row with NaN, which would
+    look like a result. It is found by the sums of out and lse, at O(N) cost.
 
     Args:
         request: The validated call, with v.
@@ -55,6 +59,8 @@ def attend(
         key = ("pieces", batch, n_query, n_key)
         plan = mask.remember(key, lambda: pieces(lo, hi))
     out, lse = _fused(request, plan, lo, hi)
+    if _spoilt(request, out, lse):
+        return attend_in_chunks(request, mask)
     return _add_sinks(request, out, lse)
 
 
@@ -95,6 +101,14 @@ def _fused(request: Request, plan: list[Piece], lo: Tensor, hi: Tensor) -> tuple
         o, norm = _call(request, *part, piece.kind == "causal")
         out[batch, :, rows], lse[batch, :, rows] = o[..., :width], norm
     return out, lse
+
+
+def _spoilt(request: Request, out: Tensor, lse: Tensor) -> bool:
+    """Whether q or k hold NaN or infinity that reached a row; NaN in v alone is no matter."""
+    total = float(out.detach().sum(dtype=request.stat_dtype) + lse.sum())
+    if total < math.inf:  # minus infinity comes from dead rows; NaN fails
+        return False
+    return not bool(request.q.isfinite().all() and request.k.isfinite().all())
 
 
 def _same_width(request: Request) -> tuple[Tensor, Tensor, Tensor]:

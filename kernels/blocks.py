@@ -13,6 +13,23 @@ from .values import Request
 _FAR = {torch.float32: 80.0, torch.float64: 700.0}
 
 
+def clip(t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """t, overwritten, within the range on which exp is fast and finite; NaN stays NaN.
+
+    Args:
+        t: Log-weights.
+
+    Returns:
+        t itself.
+
+    Example:
+        >>> clip(torch.tensor([-1e9, 1.0, torch.nan])).tolist()
+        [-80.0, 1.0, nan]
+    """
+    far = _FAR[t.dtype]
+    return t.clamp_(-far, far)
+
+
 def exp_weights(t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """exp(t), overwriting t, for log-weights; far out they are clipped to ±80 (float64: ±700).
 
@@ -29,8 +46,7 @@ def exp_weights(t: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
         >>> exp_weights(torch.tensor([0.0, -1e9])) < 1e-30
         tensor([False,  True])
     """
-    far = _FAR[t.dtype]
-    return t.clamp_(-far, far).exp_()
+    return clip(t).exp_()
 
 
 def row_norm(
@@ -71,8 +87,9 @@ class Rows:
         bias: What to add to the scores.
 
     Example:
-        >>> Rows.__dataclass_fields__["key0"].type
-        'int'
+        >>> x, at = torch.zeros(1, 1, 2, 4), torch.tensor([[0, 0]])
+        >>> Rows(x, x, torch.zeros(1, 1, 2), at, at + 1, key0=0).k.shape
+        torch.Size([1, 1, 2, 4])
     """
 
     q: Float[Tensor, "batch head row d_key"]
@@ -85,19 +102,23 @@ class Rows:
 
 
 def weigh(
-    rows: Rows, request: Request, edges: tuple[int, int], *, logs: bool = False
+    t: Float[Tensor, "batch head row key"],
+    rows: Rows,
+    edges: tuple[int, int],
+    *,
+    logs: bool = False,
 ) -> tuple[Float[Tensor, "batch head row key"], Float[Tensor, "batch head row key"] | None]:
-    """A = exp(s - lse) of a block, exactly 0 where a key is hidden.
+    """A = exp(t) of a block, clipped as `exp_weights` says, exactly 0 where a key is hidden.
 
     Args:
+        t: `log_weights` of the rows; overwritten.
         rows: The rows.
-        request: Scale, softcap and types.
         edges: Keys from edges[0] up to edges[1] are visible to every row: no mask is needed
             there. An empty range masks the whole block.
         logs: Keep ln A as well.
 
     Returns:
-        Fresh tensors: A, and ln A (finite, meaningless where a key is hidden) or None.
+        A, and ln A (clipped, meaningless where a key is hidden) or None.
 
     Example:
         >>> from .values import Scores
@@ -105,24 +126,34 @@ def weigh(
         >>> call = Request(q=x, k=x, v=x, scores=Scores())
         >>> at = torch.tensor([[0, 0]])
         >>> rows = Rows(x, x, torch.tensor([[[0.0, 0.0]]]), at, at + 1, 0)
-        >>> weigh(rows, call, (0, 1))[0][0, 0].tolist()
+        >>> weigh(log_weights(rows, call), rows, (0, 1))[0][0, 0].tolist()
         [[1.0, 0.0], [1.0, 0.0]]
     """
-    t = _log_weights(rows, request)
     gone = None if rows.bias is None else t == float("-inf")
-    kept = None
-    if logs:
-        far = _FAR[t.dtype]
-        kept = t.clamp_(-far, far)
-        t = kept.clone()
-    A = exp_weights(t)
+    kept = clip(t).clone() if logs else None
+    A = exp_weights(t) if kept is None else t.exp_()
     if gone is not None:
         A.masked_fill_(gone, 0.0)
-    _hide(A, rows, edges)
-    return A, kept
+    return hide(A, rows, edges, 0.0), kept
 
 
-def _log_weights(rows: Rows, request: Request) -> Tensor:
+def log_weights(rows: Rows, request: Request) -> Float[Tensor, "batch head row key"]:
+    """t = s - lse of a block: neither clipped nor masked by the rows' intervals.
+
+    Args:
+        rows: The rows.
+        request: Scale and softcap.
+
+    Returns:
+        A fresh tensor.
+
+    Example:
+        >>> from .values import Scores
+        >>> x, at = torch.ones(1, 1, 1, 4), torch.tensor([[0]])
+        >>> call = Request(q=x, k=x, v=x, scores=Scores())
+        >>> log_weights(Rows(x, x, torch.full((1, 1, 1), 500.0), at, at + 1, 0), call).item()
+        -498.0
+    """
     batch, heads, n, _ = rows.q.shape
     n_kv, n_key = rows.k.shape[1:3]
     grouped = rows.q.reshape(batch * n_kv, heads // n_kv * n, -1)
@@ -140,16 +171,34 @@ def _log_weights(rows: Rows, request: Request) -> Tensor:
     return t.sub_(rows.lse[..., None])
 
 
-def _hide(A: Tensor, rows: Rows, edges: tuple[int, int]) -> None:
-    """Zero the keys outside each row's interval, looking only where there can be any."""
+def hide(
+    A: Float[Tensor, "batch head row key"], rows: Rows, edges: tuple[int, int], fill: float
+) -> Float[Tensor, "batch head row key"]:
+    """Overwrite the keys outside each row's interval, looking only where there can be any.
+
+    Args:
+        A: Weights or log-weights of the rows; written in place.
+        rows: The rows.
+        edges: As for `weigh`.
+        fill: What a hidden key gets.
+
+    Returns:
+        A itself.
+
+    Example:
+        >>> x, at = torch.zeros(1, 1, 1, 4), torch.tensor([[0]])
+        >>> hide(torch.ones(1, 1, 1, 3), Rows(x, x, x[..., 0], at, at + 1, 0), (0, 1), 0.0)
+        tensor([[[[1., 0., 0.]]]])
+    """
     n_key = A.shape[-1]
     left, right = edges[0] - rows.key0, edges[1] - rows.key0
     j = torch.arange(rows.key0, rows.key0 + n_key, dtype=rows.lo.dtype, device=A.device)
     if left >= right:
         outside = (j < rows.lo[..., None]) | (j >= rows.hi[..., None])
-        A.masked_fill_(outside[:, None], 0.0)
-        return
+        A.masked_fill_(outside[:, None], fill)
+        return A
     if left > 0:
-        A[..., :left].masked_fill_((j[:left] < rows.lo[..., None])[:, None], 0.0)
+        A[..., :left].masked_fill_((j[:left] < rows.lo[..., None])[:, None], fill)
     if right < n_key:
-        A[..., right:].masked_fill_((j[right:] >= rows.hi[..., None])[:, None], 0.0)
+        A[..., right:].masked_fill_((j[right:] >= rows.hi[..., None])[:, None], fill)
+    return A

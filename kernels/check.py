@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from numbers import Integral
+
 import torch
 from torch import Tensor
 
@@ -12,7 +16,7 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_request(request: Request, mask: Mask) -> None:
-    """Raise unless the call is well formed.
+    """Raise unless the call is well formed (its value objects: see `check_kinds`).
 
     Args:
         request: The call.
@@ -37,6 +41,41 @@ def check_request(request: Request, mask: Mask) -> None:
         _check_shape("lse", request.lse, tuple(request.q.shape[:3]), "[batch, head, query]")
 
 
+def check_kinds(mask: object, scores: object, matches: object, weights: object) -> None:
+    """Raise unless the value objects of a call are what they should be.
+
+    Args:
+        mask: A `Mask`.
+        scores: A `Scores`.
+        matches: A sequence of `Match`.
+        weights: A `Weights`, or None.
+
+    Raises:
+        TypeError: Something else arrived.
+
+    Example:
+        >>> check_kinds(Mask(), Scores(), (), None)
+    """
+    for name, value, kind in (("mask", mask, Mask), ("scores", scores, Scores)):
+        if not isinstance(value, kind):
+            raise TypeError(
+                f"{name} must be a {kind.__name__}; got {type(value).__name__}. Leave it out for "
+                f"the default, {kind.__name__}()."
+            )
+    if weights is not None and not isinstance(weights, Weights):
+        raise TypeError(f"weights must be a Weights or None; got {type(weights).__name__}.")
+    if isinstance(matches, Match):
+        raise TypeError("matches must be a sequence; got a single Match. Write matches=[match].")
+    if not isinstance(matches, Sequence):
+        raise TypeError(
+            f"matches must be a sequence of Match; got {type(matches).__name__}. For none, "
+            "leave it out."
+        )
+    for index, match in enumerate(matches):
+        if not isinstance(match, Match):
+            raise TypeError(f"matches[{index}] must be a Match; got {type(match).__name__}.")
+
+
 def _check_shape(name: str, tensor: Tensor, wanted: tuple[int, ...], words: str) -> None:
     if tuple(tensor.shape) != wanted:
         raise ValueError(
@@ -44,7 +83,9 @@ def _check_shape(name: str, tensor: Tensor, wanted: tuple[int, ...], words: str)
         )
 
 
-def _check_integers(name: str, tensor: Tensor) -> None:
+def _check_integers(name: str, tensor: object) -> None:
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor of integers; got {type(tensor).__name__}.")
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"{name} must hold integers; got {tensor.dtype}. Convert with .long().")
 
@@ -84,6 +125,11 @@ def _check_qkv(request: Request) -> None:
 
 def _check_mask(mask: Mask, request: Request) -> None:
     batch, n_query, _ = request.sizes
+    if isinstance(mask.window, bool) or not isinstance(mask.window, Integral | None):
+        raise TypeError(
+            f"window must be a whole number of keys or None; got {mask.window!r}. A mask without "
+            "a window is Mask()."
+        )
     if mask.window is not None and mask.window < 1:
         raise ValueError(f"window must be at least 1; got {mask.window}. None means no window.")
     if mask.q_pos is not None:
@@ -102,8 +148,11 @@ def _check_mask(mask: Mask, request: Request) -> None:
 def _check_scores(scores: Scores, request: Request) -> None:
     batch, n_query, n_key = request.sizes
     heads = request.q.shape[1]
-    if scores.softcap is not None and not scores.softcap > 0:
-        raise ValueError(f"softcap must be positive; got {scores.softcap}. None means no cap.")
+    if scores.scale is not None and not math.isfinite(scores.scale):
+        raise ValueError(f"scale must be finite; got {scores.scale}. None means d_key ** -0.5.")
+    cap = scores.softcap
+    if cap is not None and not (cap > 0 and math.isfinite(cap)):
+        raise ValueError(f"softcap must be positive and finite; got {cap}. None means no cap.")
     if scores.sinks is not None:
         _check_shape("scores.sinks", scores.sinks, (heads,), "[head]")
     bias = scores.bias

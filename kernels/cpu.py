@@ -62,6 +62,9 @@ def _statistics(request: Request, mask: Mask, out: Tensor | None, lse: Tensor) -
     q, k = request.q.detach().to(stat), request.k.detach().to(stat)
     request = replace(request, q=q, k=k, v=None, weights=wanted)
     mass, sums = _gather(request, mask, norm)
+    spoilt = lse.isnan()
+    if mass is not None and bool(spoilt.any()):
+        mass.masked_fill_(spoilt[..., None], float("nan"))  # rows without listed pairs as well
     sink_mass = None
     if sinks is not None:
         sink_mass = torch.exp(sinks.detach().to(stat)[:, None] - lse)

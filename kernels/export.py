@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .blocks import Rows, weigh
+from .blocks import Rows, log_weights, weigh
 from .masks import Mask
 from .sweep import TILE
 from .values import Request
@@ -53,7 +53,7 @@ def export_weights(
         block, edges = _block(request, mask, norm, index, chosen)
         if edges is not None:
             keys = slice(block.key0, block.key0 + block.k.shape[2])
-            out[:, :, part, keys] = weigh(block, request, edges)[0].to(dtype)
+            out[:, :, part, keys] = weigh(log_weights(block, request), block, edges)[0].to(dtype)
     return out
 
 

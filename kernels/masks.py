@@ -16,7 +16,8 @@ _KEPT = 8  # remembered results per mask; a model sees one or two shapes at a ti
 def version(tensor: Tensor | None) -> int:
     """How often the tensor was written in place, so that a remembered result can be refused.
 
-    Inference tensors carry no counter; the value objects copy those when they are built.
+    Writing through a shared numpy array is not counted, and inference tensors carry no counter:
+    the value objects hold copies (`own`).
 
     Args:
         tensor: Any tensor, or None.
@@ -35,19 +36,25 @@ def version(tensor: Tensor | None) -> int:
 
 
 def own(tensor: Tensor | None) -> Tensor | None:
-    """A private copy of an inference tensor (nobody else can write to it); others unchanged.
+    """A private copy: writing to the original, even through numpy, cannot reach it.
 
     Args:
-        tensor: Any tensor, or None.
+        tensor: Any tensor, or None. What is no tensor passes through, to be refused by the call.
 
     Returns:
-        The same object, or a clone of an inference tensor.
+        A clone that counts its versions, also when built in inference mode.
 
     Example:
-        >>> own(None) is None
-        True
+        >>> labels = torch.zeros(2)
+        >>> mine = own(labels)
+        >>> labels.numpy()[0] = 5
+        >>> mine.tolist()
+        [0.0, 0.0]
     """
-    return tensor.clone() if tensor is not None and tensor.is_inference() else tensor
+    if not isinstance(tensor, Tensor):
+        return tensor
+    with torch.inference_mode(False):
+        return tensor.detach().clone()
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +71,7 @@ class Mask:
     nothing is *dead*: out 0, lse minus infinity, every statistic 0.
 
     Results derived from a mask are remembered on it, so pass one object to all layers of a model.
+    The tensors are copied when the mask is built.
 
     Args:
         causal: Key index at most the query's position.

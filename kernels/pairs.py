@@ -30,8 +30,9 @@ class Piece:
         pattern: Zero CSR matrix [group * rows, sequences * keys] that is nonzero at the pairs.
 
     Example:
-        >>> sorted(Piece.__dataclass_fields__)
-        ['pairs', 'pattern', 'rows']
+        >>> pattern = _pattern(torch.tensor([0, 1]), torch.tensor([2]), 3, torch.float32)
+        >>> Piece(rows=(0, 1), pairs=(0, 1), pattern=pattern).pattern.shape
+        torch.Size([1, 3])
     """
 
     rows: tuple[int, int]
@@ -76,7 +77,7 @@ def add_pairs(
         weight = exp_weights(s.sub_(lse.index_select(1, row)))
         if hidden is not None:
             weight.masked_fill_(hidden, 0.0)
-        mass.scatter_add_(1, plan.pairs.cell[part].expand_as(weight), weight)
+        mass.scatter_add_(1, plan.pairs.cell[part].long().expand_as(weight), weight)
 
 
 def _sampled(request: Request, plan: Plan):

@@ -6,13 +6,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
-from jaxtyping import Float, Int64
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Visible matching pairs of all listed matches, ordered by row.
+    """Visible matching pairs of all listed matches, ordered by row; Int32 where that suffices.
 
     Args:
         row: sequence * n_query + query.
@@ -26,9 +26,9 @@ class Pairs:
         0
     """
 
-    row: Int64[Tensor, " pair"]
-    key: Int64[Tensor, " pair"]
-    cell: Int64[Tensor, " pair"]
+    row: Int[Tensor, " pair"]
+    key: Int[Tensor, " pair"]
+    cell: Int[Tensor, " pair"]
 
     def __len__(self) -> int:
         return self.row.numel()
@@ -45,8 +45,14 @@ class Columns:
         own: 1 on rows whose own key must be taken out again (strict matches); None without any.
 
     Example:
-        >>> Columns.__dataclass_fields__["own"].default is None
-        True
+        >>> import torch
+        >>> from .masks import Mask
+        >>> from .planning import plan_matches
+        >>> from .values import Match, Request, Scores
+        >>> x, label = torch.zeros(1, 1, 9, 2), torch.arange(9)[None] % 2
+        >>> call = Request(q=x, k=x, v=x, scores=Scores(), matches=(Match(0 * label, label),))
+        >>> plan_matches(call, Mask(causal=False)).columns.keys[0, :, 0].tolist()
+        [1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0, 0.0, 1.0]
     """
 
     match: tuple[int, ...]
@@ -68,8 +74,10 @@ class Plan:
             of the own key where strict columns need it.
 
     Example:
-        >>> Plan.__dataclass_fields__["dense"].type
-        'bool'
+        >>> import torch
+        >>> none = torch.zeros(0, dtype=torch.int32)
+        >>> Plan(Pairs(none, none, none), None, (), dense=False, shape=(1, 1, 2, 2)).needs_tiles
+        False
     """
 
     pairs: Pairs

@@ -154,28 +154,42 @@ def _enumerate(
     """Write out the pairs of the chosen matches, less the own keys of strict ones.
 
     `extra` own keys [batch, query] (-1: none) follow in a slot of their own after the last match.
+    One match at a time, so that no more than the indices of all pairs are held.
     """
     n_match, batch, n_query = count.shape
     n_slot = n_match + (extra is not None)
     n_key = order.shape[-1]
-    pick = torch.tensor(chosen, dtype=torch.int64, device=count.device)
-    n = count[pick].flatten()
-    slot = torch.repeat_interleave(n)  # (chosen match, sequence, query) of each pair
-    within = torch.arange(len(slot), device=count.device) - (n.cumsum(0) - n)[slot]
-    which, b, i = pick[slot // (batch * n_query)], slot // n_query % batch, slot % n_query
-    at = (which * batch + b) * n_query + i
-    key = order.flatten()[(which * batch + b) * n_key + start.flatten()[at] + within]
-    if own is not None:
-        kept = key != own.flatten()[at]
-        which, b, i, key = which[kept], b[kept], i[kept], key[kept]
+    # A tile's flat indices stay below 256 * n_key
+    largest = batch * max(n_slot * n_query, 256 * n_key)
+    index = torch.int32 if largest < 2**31 else torch.int64
+    found = []
+    for which in chosen:
+        row, key = _runs(order[which], start[which], count[which])
+        if own is not None:
+            kept = key != own[which].flatten()[row]
+            row, key = row[kept], key[kept]
+        found.append((which, row.to(index), key.to(index)))
     if extra is not None:
-        more_b, more_i = (extra >= 0).nonzero(as_tuple=True)
-        key = torch.cat([key, extra[more_b, more_i]])
-        which = torch.cat([which, torch.full_like(more_b, n_match)])
-        b, i = torch.cat([b, more_b]), torch.cat([i, more_i])
-    by_row = torch.argsort(b * n_query + i, stable=True)
-    which, b, i, key = which[by_row], b[by_row], i[by_row], key[by_row]
-    return Pairs(b * n_query + i, b * n_key + key, (b * n_slot + which) * n_query + i)
+        row = (extra.flatten() >= 0).nonzero()[:, 0]
+        found.append((n_match, row.to(index), extra.flatten()[row].to(index)))
+    empty = torch.zeros(0, dtype=index, device=count.device)
+    rows = torch.cat([empty, *(row for _, row, _ in found)])
+    by_row = torch.argsort(rows, stable=True)
+    rows = rows[by_row]
+    keys = torch.cat([empty, *(key + row // n_query * n_key for _, row, key in found)])[by_row]
+    # (sequence * n_slot + match) * n_query + query, where row = sequence * n_query + query
+    cells = [row + (row // n_query * (n_slot - 1) + m) * n_query for m, row, _ in found]
+    return Pairs(rows, keys, torch.cat([empty, *cells])[by_row])
+
+
+def _runs(order: Tensor, start: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Row (sequence * n_query + query) and key of each pair of one match."""
+    n = count.flatten()
+    row = torch.repeat_interleave(n)
+    at = torch.arange(len(row), device=n.device)
+    at += (start.flatten() - (n.cumsum(0) - n))[row]
+    at += row // max(count.shape[1], 1) * order.shape[-1]
+    return row, order.flatten()[at]
 
 
 def _columns(

@@ -118,7 +118,7 @@ def _lowest_top(s: Tensor) -> Tensor:
     keys = torch.arange(s.shape[-1], device=s.device)
     top = s.amax(-1, keepdim=True)
     lowest = torch.where(s == top, keys, s.shape[-1]).amin(-1)
-    return torch.where(top[..., 0] == _NEVER, -1, lowest)
+    return torch.where((top[..., 0] == _NEVER) | top[..., 0].isnan(), -1, lowest)
 
 
 def _masses(request: Request, mask: Mask, A: Tensor) -> Tensor | None:

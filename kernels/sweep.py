@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .blocks import Rows, weigh
+from .blocks import Rows, hide, log_weights, weigh
 from .chunks import bias_block
 from .masks import Mask
 from .plan import Plan
@@ -22,6 +22,7 @@ from .values import Request
 
 TILE = 5 << 17  # numbers per tile on a CPU: 2.5 MB of float32
 _STRETCH = 32
+_NEVER = float("-inf")
 _HEIGHTS = (256, 128, 64, 32, 16, 8)
 
 
@@ -34,20 +35,19 @@ class Tile:
         rows: First and one past the last row.
         keys: First and one past the last key that any row sees.
         edges: Keys in this range are visible to every live row.
-        at: Listed pairs of these rows: flat index row * keys + key inside the tile.
-        cell: Where each goes: match * n_query + query.
+        pairs: First and one past the last of the plan's listed pairs that stand in these rows.
 
     Example:
-        >>> Tile(0, (0, 4), (0, 4), (0, 1)).at is None
-        True
+        >>> tile = Tile(0, rows=(0, 4), keys=(0, 4), edges=(0, 1))
+        >>> tile.pairs
+        (0, 0)
     """
 
     sequence: int
     rows: tuple[int, int]
     keys: tuple[int, int]
     edges: tuple[int, int]
-    at: Int[Tensor, " pair"] | None = None
-    cell: Int[Tensor, " pair"] | None = None
+    pairs: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Sums:
         top_key: [batch, head, query].
 
     Example:
-        >>> Sums().entropy is None
-        True
+        >>> Sums(entropy=torch.zeros(1, 2, 3)).entropy.shape
+        torch.Size([1, 2, 3])
     """
 
     mass: Float[Tensor, "head batch slot query"] | None = None
@@ -111,15 +111,27 @@ def sweep(
             request.q[b, :, rows], request.k[b, :, keys], norm[b, :, rows],
             lo[b, rows], hi[b, rows], keys.start, bias,
         )  # fmt: skip
-        A, log_A = weigh(block, request, tile.edges, logs=sums.entropy is not None)
-        if sums.entropy is not None and log_A is not None:
-            sums.entropy[b, :, rows] = torch.linalg.vecdot(A, log_A).neg_()
-        if sums.top_key is not None and sums.top_weight is not None:
-            best, key = lowest_top(A)
-            sums.top_weight[b, :, rows] = best
-            sums.top_key[b, :, rows] = torch.where(best > 0, key + keys.start, -1)
+        A = _add_rows(block, request, tile, sums)
         if sums.mass is not None and plan is not None:
             _add_masses(A[0], tile, (request, mask, plan), sums)
+
+
+def _add_rows(block: Rows, request: Request, tile: Tile, sums: Sums) -> Tensor:
+    """Entropy and top of a tile; returns its A."""
+    b, rows = slice(tile.sequence, tile.sequence + 1), slice(*tile.rows)
+    t = log_weights(block, request)
+    if sums.top_key is not None and sums.top_weight is not None:
+        # Of ln A: it orders the keys even where every weight is too small for exp
+        best, key = lowest_top(hide(t, block, tile.edges, _NEVER))
+        sums.top_weight[b, :, rows] = best.exp()
+        sums.top_key[b, :, rows] = torch.where(best > _NEVER, key + block.key0, -1)
+    A, log_A = weigh(t, block, tile.edges, logs=sums.entropy is not None)
+    if sums.entropy is not None and log_A is not None:
+        entropy = torch.linalg.vecdot(A, log_A)
+        if bool((entropy.isnan() & ~block.lse.isnan()).any()):  # 0 * NaN of a hidden key
+            entropy = torch.linalg.vecdot(A, hide(log_A, block, tile.edges, 0.0))
+        sums.entropy[b, :, rows] = entropy.neg_()
+    return A
 
 
 def lowest_top(
@@ -162,9 +174,10 @@ def _add_masses(A: Tensor, tile: Tile, call: tuple[Request, Mask, Plan], sums: S
     b, rows, keys = tile.sequence, slice(*tile.rows), slice(*tile.keys)
     if sums.mass is None:
         return
-    if tile.at is not None and tile.cell is not None and tile.at.numel():
-        found = A.view(heads, -1).index_select(1, tile.at)
-        sums.mass[:, b].flatten(1).scatter_add_(1, tile.cell.expand_as(found), found)
+    if tile.pairs[0] < tile.pairs[1]:
+        at, cell = _locate(tile, plan)
+        found = A.view(heads, -1).index_select(1, at)
+        sums.mass[:, b].flatten(1).scatter_add_(1, cell.expand_as(found), found)
     if plan.columns is not None and sums.column is not None:
         flat = A.view(-1, n) @ plan.columns.keys[b, keys]
         sums.column[:, b, rows] = flat.view(heads, -1, flat.shape[-1])
@@ -178,6 +191,19 @@ def _add_masses(A: Tensor, tile: Tile, call: tuple[Request, Mask, Plan], sums: S
             own = mask.positions(*request.sizes, A.device)[b, rows]
             equal &= torch.arange(*tile.keys, device=A.device) != own[:, None]
         sums.mass[:, b, index, rows] = (A * equal).sum(-1)
+
+
+def _locate(tile: Tile, plan: Plan) -> tuple[Tensor, Tensor]:
+    """Flat index (row, key) of the tile's pairs in it, and (match, query) of where they go.
+
+    Cheaper to compute at each call, from indices of half the size, than to keep in memory.
+    """
+    _, n_slot, n_query, n_key = plan.shape
+    part, b = slice(*tile.pairs), tile.sequence
+    width = tile.keys[1] - tile.keys[0]
+    at = (plan.pairs.row[part] - (b * n_query + tile.rows[0])) * width
+    at += plan.pairs.key[part] - (b * n_key + tile.keys[0])
+    return at, plan.pairs.cell[part].long() - b * n_slot * n_query
 
 
 def _tiles(
@@ -230,12 +256,8 @@ def _tile(
 ) -> Tile:
     if plan is None or not len(plan.pairs):
         return Tile(b, rows, keys, edges)
-    _, n_slot, n_query, n_key = plan.shape
-    base = b * n_query
-    bounds = torch.tensor([base + rows[0], base + rows[1]], device=plan.pairs.row.device)
-    first, last = torch.searchsorted(plan.pairs.row, bounds).tolist()
-    row = plan.pairs.row[first:last] - base - rows[0]
-    key = plan.pairs.key[first:last] - b * n_key - keys[0]
-    at = row * (keys[1] - keys[0]) + key
-    cell = plan.pairs.cell[first:last] - b * n_slot * n_query
-    return Tile(b, rows, keys, edges, at, cell)
+    base = b * plan.shape[2]
+    row = plan.pairs.row
+    bounds = torch.tensor([base + rows[0], base + rows[1]], dtype=row.dtype, device=row.device)
+    first, last = torch.searchsorted(row, bounds).tolist()
+    return Tile(b, rows, keys, edges, (first, last))

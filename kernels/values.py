@@ -19,8 +19,9 @@ class Scores:
         lse[i]  = log(sum_j exp(s[i, j]) + exp(sink)),    A[i, j] = exp(s[i, j] - lse[i]).
 
     Args:
-        scale: Factor on the dot product; default `d_key ** -0.5`.
-        softcap: Bound on the scaled score, applied before the bias; None applies none.
+        scale: Factor on the dot product, finite; default `d_key ** -0.5`.
+        softcap: Bound on the scaled score, finite and positive, applied before the bias; None
+            applies none.
         bias: Added to the score, broadcast over batch and head; minus infinity hides a key.
         sinks: One logit per query head that joins the denominator and carries no value.
 
@@ -43,7 +44,10 @@ class Match:
 
     A value that appears on the other side never matches: use -1 for "no label" among queries and
     -2 among keys. What the probe works out about a match is remembered until the match is
-    dropped, so pass the same object to all layers of a model.
+    dropped, so pass the same object to all layers of a model. The labels are copied when the
+    match is built: changing the originals later, also through a shared numpy array, does nothing.
+    Do not change a match's own labels in place through numpy; torch's in-place operators on them
+    are noticed.
 
     Args:
         q_label: Label of each query, [batch, query].
@@ -93,7 +97,8 @@ class ProbeOut:
 
     Statistics are float32 (float64 for float64 inputs) and carry no gradient. A dead row (no
     visible key) holds out 0, lse minus infinity (the sink's logit where there is a sink), every
-    statistic 0 and `top_key` -1.
+    statistic 0 and `top_key` -1. NaN in a query, or in a key that it sees, makes out, lse and
+    every statistic of the row NaN (`top_key` -1).
 
     Args:
         out: A @ v, in v's type; None when lse was given.
@@ -106,8 +111,8 @@ class ProbeOut:
         weights: A on the chosen heads and rows.
 
     Example:
-        >>> ProbeOut(out=None, lse=torch.zeros(1, 1, 1)).mass is None
-        True
+        >>> ProbeOut(out=None, lse=torch.zeros(1, 2, 3)).lse.shape
+        torch.Size([1, 2, 3])
     """
 
     out: Float[Tensor, "batch head query d_value"] | None

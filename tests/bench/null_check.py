@@ -1,6 +1,6 @@
 """How often permuted labels are labelled, and whether their p-values are uniform.
 
-    python -m tests.bench.null_check [MODEL] [--documents 192] [--length 96] [--groups 8] [--draws 10]
+    python -m tests.bench.null_check [MODEL] [--documents 192] [--length 96] [--groups 8] …
 
 The documents are cut into disjoint groups, each a data set of its own. Every draw permutes the
 labels of the content kinds within each document; a false label is any head of any kind whose
@@ -16,7 +16,8 @@ import torch
 from scipy import stats
 
 import headatlas as ha
-from headatlas.circuits.label import Rule, check_null
+from headatlas.circuits.grade import Rule
+from headatlas.circuits.null_check import check_null
 from headatlas.interp.probes import natural_prompts, random_prompts, token_pool
 
 

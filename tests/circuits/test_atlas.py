@@ -1,5 +1,6 @@
 """The result object: questions, cards, files, and hostile files."""
 
+import dataclasses
 import json
 import math
 
@@ -36,7 +37,15 @@ def atlas():
         row(1, 1, "delimiter", 0.5, "strong", legacy=None),
     ]
     model = {"name": "m<b>", "dtype": "float32"}
-    return HeadAtlas(pd.DataFrame(rows), model, {"torch": "2"}, {"seed": 0})
+    check = pd.DataFrame(
+        [
+            {
+                "draw": 0, "prompts": "random", "kinds": 2, "mean_score": 0.1,
+                "mean_expected": 0.1, "false_labels": 0, "p_values": np.array([0.5, 0.25]),
+            }
+        ]
+    )  # fmt: skip
+    return HeadAtlas(pd.DataFrame(rows), model, {"torch": "2"}, {"seed": 0}, check)
 
 
 def test_heads_by_grade_in_falling_order(atlas):
@@ -79,6 +88,8 @@ def test_files_round_trip(atlas, tmp_path, suffix):
         atlas.versions,
         atlas.settings,
     )
+    assert loaded.null_check is not None
+    assert loaded.null_check["p_values"][0] == [0.5, 0.25]
     pd.testing.assert_frame_equal(
         loaded.rows, atlas.rows.astype({"legacy": object}), check_dtype=False
     )
@@ -86,7 +97,12 @@ def test_files_round_trip(atlas, tmp_path, suffix):
 
 def test_json_has_the_documented_fields(atlas, tmp_path):
     content = json.loads(atlas.save(tmp_path / "a.json").read_text())
-    assert list(content) == ["schema_version", "model", "versions", "settings", "heads"]
+    top = ["schema_version", "model", "versions", "settings", "null_check", "heads"]
+    assert list(content) == top
+    plain = dataclasses.replace(atlas, null_check=None)
+    assert list(json.loads(plain.save(tmp_path / "b.json").read_text())) == [
+        name for name in top if name != "null_check"
+    ]
     assert list(content["heads"][0]) == list(COLUMNS)
     assert content["heads"][4]["score"] is None  # no number is null, never NaN
 
@@ -121,7 +137,16 @@ def test_bad_targets_are_refused_and_nothing_is_lost(atlas, tmp_path):
         (lambda c: c["heads"][0].update(legacy="yes"), "legacy verdict"),
         (lambda c: c["heads"][0].update(details=3), "details"),
         (lambda c: c["heads"][0].update(layer=1.5), "whole number"),
-        (lambda c: c["heads"][0].update(kind=None), "not a text"),
+        (lambda c: c["heads"][0].update(kind=None), "a kind that is not a name"),
+        (lambda c: c["heads"][0].update(kind="\x1b[31m"), "a kind that is not a name"),
+        (lambda c: c["heads"][0].update(site="<script>"), "a site"),
+        (lambda c: c["heads"][0].update(evidence="\x1b"), "evidence"),
+        (lambda c: c["heads"][0].update(layer=99999), "beyond 9999"),
+        (lambda c: c["heads"][0].update(n=10**25), "whole number"),
+        (lambda c: c["heads"][0].update(score=10**400), "not a number"),
+        (lambda c: c["heads"].append(c["heads"][0]), "two rows are of the same head"),
+        (lambda c: c.update(schema_version=True), "schema_version is True"),
+        (lambda c: c.update(null_check=[{}]), "null_check"),
         (lambda c: c["heads"][0].update(score="much"), "not a number"),
     ],
 )
@@ -170,7 +195,7 @@ def test_damaged_files_load_whole_or_not_at_all(atlas, tmp_path, place, data, cu
     at = place % len(content)
     path.write_bytes(content[:at] if cut else content[:at] + data + content[at + len(data) :])
     try:
-        rows, meta = read_atlas(path)
+        rows, meta, _ = read_atlas(path)
     except InputError:
         return
     assert list(rows) == list(COLUMNS)
@@ -193,7 +218,7 @@ def test_any_json_value_in_any_field(atlas, tmp_path, field, value):
     content["heads"][1][field] = value
     path.write_text(json.dumps(content))
     try:
-        rows, _ = read_atlas(path)
+        rows, _, _ = read_atlas(path)
     except InputError:
         return
     got = rows[field][1]

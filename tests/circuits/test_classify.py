@@ -43,7 +43,7 @@ def test_labels_of_the_built_in_model_match_its_record():
 def test_same_seed_same_atlas_other_seed_other_numbers():
     model, tokenizer = ha.load("tiny")
     one, two, other = (
-        ha.classify(model, tokenizer, prompts=8, seq_len=48, seed=seed) for seed in (3, 3, 4)
+        ha.classify(model, tokenizer, prompts=16, seq_len=48, seed=seed) for seed in (3, 3, 4)
     )
     assert one.rows.equals(two.rows)
     assert not one.rows["score"].equals(other.rows["score"])
@@ -51,11 +51,11 @@ def test_same_seed_same_atlas_other_seed_other_numbers():
 
 def test_without_a_tokenizer_kinds_that_need_text_are_left_out():
     model, _ = ha.load("tiny")
-    atlas = ha.classify(model, None, prompts=8, seq_len=48)
+    atlas = ha.classify(model, None, prompts=16, seq_len=48)
     assert "delimiter" not in atlas.kinds
     assert "natural" not in atlas.rows["details"][0]
     with pytest.raises(InputError, match="delimiter needs natural text and so a tokenizer"):
-        ha.classify(model, None, kinds="delimiter", prompts=8, seq_len=48)
+        ha.classify(model, None, kinds="delimiter", prompts=16, seq_len=48)
 
 
 def test_users_own_kind_beside_built_in_ones():
@@ -65,7 +65,7 @@ def test_users_own_kind_beside_built_in_ones():
         return {"": (Labels(q, np.where(prompts.mask, place, -2)),)}
 
     kind = Kind("two_back", "Mean weight two back.", two_back)
-    atlas = ha.classify(*ha.load("tiny"), kinds=["induction", kind], prompts=8, seq_len=48)
+    atlas = ha.classify(*ha.load("tiny"), kinds=["induction", kind], prompts=16, seq_len=48)
     assert atlas.kinds == ("induction", "two_back")
     assert "two_back" not in KINDS
 
@@ -76,7 +76,7 @@ def test_an_encoder_scores_both_directions():
         vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=32, max_position_embeddings=64,
     )  # fmt: skip
-    atlas = ha.classify(BertModel(config).eval(), None, prompts=8, seq_len=32)
+    atlas = ha.classify(BertModel(config).eval(), None, prompts=16, seq_len=32)
     offsets = {details["variant"] for details in atlas.rows["details"] if "variant" in details}
     assert offsets <= {f"{k:+d}" for k in (*range(-8, 0), *range(1, 9))}
     # attention of random weights is nearly even, and so nothing is found
@@ -87,10 +87,19 @@ def test_refusals():
     model, tokenizer = ha.load("tiny")
     with pytest.raises(InputError, match="longer than the model's context of 1024"):
         ha.classify(model, tokenizer, seq_len=2000)
-    with pytest.raises(InputError, match="at least 16 tokens"):
-        ha.classify(model, tokenizer, seq_len=4)
-    with pytest.raises(InputError, match="at least 8 prompts; got 3"):
-        ha.classify(model, tokenizer, prompts=3)
+    for settings, message in (
+        ({"seq_len": 4}, "seq_len is a whole number of at least 16; got 4"),
+        ({"seq_len": 0}, "seq_len is a whole number"),
+        ({"prompts": 3}, "prompts is a whole number of at least 16; got 3"),
+        ({"seed": -1}, "seed is a whole number"),
+        ({"null_draws": -1}, "null_draws is a whole number"),
+        ({"null_draws": 10**6}, "at most 1000 null draws"),
+        ({"kinds": ["induction", KINDS["induction"]]}, "two kinds have the same name"),
+    ):
+        with pytest.raises(InputError, match=message):
+            ha.classify(model, tokenizer, **settings)
+    with pytest.raises(InputError, match="a text needs a tokenizer"):
+        ha.classify(model, None, text="Some text.")
     with pytest.raises(InputError, match="pass a longer text, or a sequence length of"):
         ha.classify(model, tokenizer, text=natural_text(100, seed=0), seq_len=64)
     with pytest.raises(InputError, match="unknown kind"):
@@ -102,21 +111,37 @@ def test_refusals():
         )
     )  # fmt: skip
     with pytest.raises(InputError, match=r"several stacks .* model\.get_encoder"):
-        ha.classify(t5.eval(), None, prompts=8, seq_len=32)
+        ha.classify(t5.eval(), None, prompts=16, seq_len=32)
+
+
+def test_training_mode_makes_no_difference():
+    config = BertConfig(
+        vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=32, max_position_embeddings=64, hidden_dropout_prob=0.5,
+        attention_probs_dropout_prob=0.5,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = BertModel(config)
+    one, two = (
+        ha.classify(mode(), None, kinds="offset", prompts=16, seq_len=32).rows
+        for mode in (model.eval, model.train)
+    )
+    assert one["score"].equals(two["score"])
+    assert model.training
 
 
 def test_null_check_comes_on_request():
-    atlas = ha.classify(*ha.load("tiny"), prompts=8, seq_len=48, null_draws=3)
+    atlas = ha.classify(*ha.load("tiny"), prompts=16, seq_len=48, null_draws=3)
     assert atlas.null_check is not None
     assert set(atlas.null_check["prompts"]) == {"random", "natural"}
     assert len(atlas.null_check) == 6
-    assert ha.classify(*ha.load("tiny"), prompts=8, seq_len=48).null_check is None
+    assert ha.classify(*ha.load("tiny"), prompts=16, seq_len=48).null_check is None
 
 
 def test_progress_reports_every_set():
     seen = []
     ha.classify(
-        *ha.load("tiny"), prompts=8, seq_len=48, progress=lambda *report: seen.append(report)
+        *ha.load("tiny"), prompts=16, seq_len=48, progress=lambda *report: seen.append(report)
     )
     assert {stage for stage, _, _ in seen} == {"random", "natural", "classic"}
     assert all(done <= total for _, done, total in seen)

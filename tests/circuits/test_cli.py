@@ -30,7 +30,7 @@ def long_text(tmp_path_factory):
 def test_classify_prints_a_table_and_writes_json(tmp_path, long_text):
     out = tmp_path / "out.json"
     done = run(
-        "classify", "--prompts", 12, "--seq-len", 64, "--text", long_text, "--seed", 1, "-o", out
+        "classify", "--prompts", 16, "--seq-len", 64, "--text", long_text, "--seed", 1, "-o", out
     )
     assert done.returncode == 0, done.stderr
     assert "Heads of tiny" in done.stdout
@@ -50,7 +50,7 @@ def test_classify_prints_a_table_and_writes_json(tmp_path, long_text):
 def test_classify_of_one_kind_to_parquet(tmp_path):
     out = tmp_path / "out.parquet"
     done = run(
-        "classify", "tiny", "--kinds", "induction", "--prompts", 8, "--seq-len", 48, "-o", out
+        "classify", "tiny", "--kinds", "induction", "--prompts", 16, "--seq-len", 48, "-o", out
     )
     assert done.returncode == 0, done.stderr
     assert set(pd.read_parquet(out)["kind"]) == {"induction"}
@@ -98,7 +98,11 @@ def user_errors(tmp_path, long_text):
         ("classify", "-o", tmp_path / "out.xlsx"): ".json, .csv or .parquet",
         ("classify", "-o", tmp_path / "nowhere" / "out.json"): "does not exist",
         ("classify", "--seq-len", 5000): "context",
-        ("classify", "--prompts", 2): "at least 8",
+        ("classify", "--prompts", 2): "at least 16",
+        ("classify", "--seq-len", 0): "at least 16",
+        ("classify", "--prompts", "many"): "--prompts",
+        ("classify", "--no-such-option"): "--no-such-option",
+        ("clasify",): "clasify",
         ("classify", "--seq-len", 256, "--text", long_text, "--prompts", 64, "--kinds", "no"): "no",
         ("plot", "--heads", "nonsense"): "L18H6",
         ("plot", "--heads", "L99H0"): "L99H0",
@@ -140,7 +144,33 @@ def test_user_errors_end_in_one_line_and_status_2(tmp_path, long_text):
     assert not list(tmp_path.glob("page.*"))
 
 
-def test_usage_errors_have_status_2_and_help_works():
-    assert run("classify", "--no-such-option").returncode == 2
+def test_the_file_is_written_even_if_nobody_reads_the_table(tmp_path):
+    out = tmp_path / "out.json"
+    command = f"{sys.executable} -m headatlas classify --prompts 16 --seq-len 32 -o {out}"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} | true"],
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr
+    assert json.loads(out.read_text())["heads"]
+
+
+def test_the_table_fits_eighty_columns_and_the_null_check_is_said():
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "80", "NO_COLOR": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "headatlas", "classify", "--prompts", "16", "--seq-len", "32",
+         "--null-draws", "2"],
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert max(len(line) for line in done.stdout.splitlines()) <= 80
+    header = next(line for line in done.stdout.splitlines() if line.strip().startswith("head "))
+    assert " ".join(header.split()) == "head kind mass chance excess [95 %] text grade legacy"
+    assert "permuted labels: any false label in" in done.stdout
+    assert "fewer than 32 prompts: the intervals are rough" in done.stdout
+
+
+def test_help_and_version_work():
     assert "classify" in run("--help").stdout
     assert run("--version").stdout.startswith("headatlas ")

@@ -5,6 +5,7 @@ import pytest
 
 from headatlas.circuits.kinds import KINDS, Kind, choose_kinds, register
 from headatlas.circuits.label_vectors import (
+    Labels,
     delimiter_labels,
     duplicate_labels,
     first_position_labels,
@@ -140,3 +141,58 @@ def test_register_refuses_a_taken_name_and_a_bad_kind():
         Kind("two_back", "x", kind.labels, null="gauss")
     with pytest.raises(InputError, match="random, natural or classic"):
         Kind("two_back", "x", kind.labels, prompts=("wikipedia",))
+
+
+def kind_of(variants, **options):
+    return Kind("own", "A kind under test.", lambda prompts: variants, **options)
+
+
+@pytest.mark.parametrize(
+    ("variants", "message"),
+    [
+        ({}, "must return a dict of variants"),
+        ((), "must return a dict"),
+        (None, "must return a dict"),
+        ({"": ()}, "expected a tuple of Labels"),
+        ({"": "labels"}, "expected a tuple of Labels"),
+        ({"other": "pair"}, "the variant named ''"),
+        ({"": "short"}, "must have the prompts' shape"),
+        ({"": "padded"}, "padding has a label"),
+        ({"": "unequal"}, "a later pair scores rows that the first does not"),
+    ],
+)
+def test_a_kind_that_cannot_be_scored_is_named(variants, message):
+    p = prompts([BOS, A, B, 0])
+    good = Labels(np.array([[-1, 0, 0, -1]]), np.array([[0, 1, 2, -2]]))
+    named = {
+        "pair": (good,),
+        "short": (Labels(good.q[:, :2], good.k[:, :2]),),
+        "padded": (Labels(np.zeros((1, 4), int), good.k),),
+        "unequal": (good, Labels(np.array([[0, 0, 0, -1]]), good.k)),
+    }
+    if isinstance(variants, dict):
+        variants = {
+            name: named.get(pairs, pairs) if isinstance(pairs, str) else pairs
+            for name, pairs in variants.items()
+        }
+    with pytest.raises(InputError, match=f"kind own.*{message}"):
+        kind_of(variants).variants(p)
+
+
+def test_labels_are_whole_numbers_of_two_axes():
+    whole = np.zeros((1, 4), np.int32)
+    assert Labels(whole, whole).q.dtype == np.int64
+    for bad in (np.zeros((1, 4)), np.zeros(4, int)):
+        with pytest.raises(Exception, match=r"whole numbers|Type-check"):
+            Labels(bad, bad)
+    with pytest.raises(InputError, match="1 or -1"):
+        Labels(whole, whole, sign=5)
+
+
+def test_prompts_without_holes():
+    ids = np.array([[1, 2, 3]])
+    for mask in ([[True, False, True]], [[False, False, False]]):
+        with pytest.raises(InputError, match="has a hole or is empty"):
+            Prompts("natural", ids, np.array(mask), False)
+    with pytest.raises(Exception, match=r"one shape|Type-check"):
+        Prompts("natural", ids, np.ones((1, 2), bool), False)

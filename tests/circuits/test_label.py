@@ -8,9 +8,11 @@ from scipy import stats
 
 import headatlas as ha
 from headatlas.circuits.bootstrap import halves
-from headatlas.circuits.excess import profile_excess, uniform_excess
+from headatlas.circuits.excess import excess
+from headatlas.circuits.grade import Rule
 from headatlas.circuits.kinds import KINDS
-from headatlas.circuits.label import Rule, check_null, label
+from headatlas.circuits.label import label
+from headatlas.circuits.null_check import check_null
 from headatlas.circuits.score import score
 from headatlas.circuits.sums import OFFSETS, Statistic, Sums
 from headatlas.interp.heads import HeadId
@@ -102,11 +104,11 @@ def test_influence_predicts_what_leaving_a_document_out_does():
     prompts = random_prompts(token_pool(model.config.vocab_size, tokenizer), 24, 64, bos_id=0)
     sums = score(model, prompts, "induction", seed=1)
     half = halves(24, seed=0)
-    whole = profile_excess(sums, 0, half)
+    whole = excess(sums, 0, "profile", half)
     for document in (0, 7, 13):
         keep = np.arange(24) != document
         less = replace(sums, **{name: getattr(sums, name)[keep] for name in PER_DOCUMENT})
-        effect = profile_excess(less, 0, half[keep]).excess - whole.excess
+        effect = excess(less, 0, "profile", half[keep]).excess - whole.excess
         predicted = -whole.influence[document] / 23
         assert np.corrcoef(effect, predicted)[0, 1] > 0.99
         assert np.allclose(effect, predicted, atol=0.15 * np.abs(effect).max() + 1e-4)
@@ -114,7 +116,7 @@ def test_influence_predicts_what_leaving_a_document_out_does():
 
 def test_uniform_excess_by_hand():
     sums = made_sums(np.array([[[0.5]], [[0.7]]]))
-    found = uniform_excess(sums, 0, np.array([True, False]))
+    found = excess(sums, 0, "uniform", np.array([True, False]))
     assert found.score[0] == pytest.approx(0.6)
     assert found.excess[0] == pytest.approx(0.58)
     assert found.influence[:, 0] == pytest.approx([-0.1, 0.1])

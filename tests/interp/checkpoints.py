@@ -6,7 +6,7 @@ from typing import Any
 import gguf
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
 
 from headatlas.interp.visible import _BYTES
 
@@ -51,6 +51,51 @@ def word_piece(*, cls: bool = True) -> Any:
         sep_token="[SEP]",
         pad_token="[PAD]",
     )
+
+
+def unigram() -> Any:
+    """A SentencePiece-like tokenizer, whose special tokens are pieces like any other."""
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -2.0)]
+    pieces += [(character, -4.0) for character in "<>/sabcdehmnortu."]
+    pieces += [("\u2581" + word, -3.0) for word in WORDS]
+    core = Tokenizer(models.Unigram(pieces, unk_id=2))
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    core.decoder = decoders.Metaspace()
+    core.post_processor = processors.TemplateProcessing(
+        single="$A </s>", special_tokens=[("</s>", 1)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    )
+
+
+class Letters(PreTrainedTokenizer):
+    """A tokenizer written in Python: one token per letter, `<s>` in front."""
+
+    def __init__(self, **options: Any):
+        self.letters = [*"<s> abcdet", "<s>", "<unk>"]
+        super().__init__(bos_token="<s>", unk_token="<unk>", **options)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.letters)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {letter: i for i, letter in enumerate(self.letters)}
+
+    def _tokenize(self, text: str, **_: Any) -> list[str]:
+        return list(text)
+
+    def _convert_token_to_id(self, token: str) -> int:
+        return self.get_vocab().get(token, self.letters.index("<unk>"))
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return self.letters[index]
+
+    def build_inputs_with_special_tokens(
+        self, token_ids_0: list[int], token_ids_1: list[int] | None = None
+    ) -> list[int]:
+        return [self.letters.index("<s>"), *token_ids_0, *(token_ids_1 or [])]
 
 
 def write_llama_gguf(path: Path, model: Any, tokenizer: Any) -> None:

@@ -1,3 +1,5 @@
+import contextvars
+import copy
 import threading
 
 import pytest
@@ -205,15 +207,168 @@ class TestThreads:
         assert all(torch.allclose(out, own, atol=1e-4) for out in results["plain"])
         assert model.config._attn_implementation == "sdpa"
 
-    def test_a_thread_outside_sees_the_plain_model(self, tiny):
-        model, own, seen, calls = tiny("llama"), None, [], []
+    @staticmethod
+    def elsewhere(work):
+        """What `work` returns or raises in a thread of its own."""
+        results = []
+
+        def run():
+            try:
+                results.append(work())
+            except Exception as error:
+                results.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join(60)
+        return results[0]
+
+    def test_a_thread_without_a_block_is_refused(self, tiny):
+        model, calls = tiny("llama"), []
         own = logits(model)
-        with attach(model, edits=[zero_head("z", 0)], observers=[calls.append]):
-            thread = threading.Thread(target=lambda: seen.append(logits(model)))
-            thread.start()
-            thread.join()
-        torch.testing.assert_close(seen[0], own)
+        with attach(model, observers=[calls.append]):
+            error = self.elsewhere(lambda: logits(model))
+        assert isinstance(error, InputError)
+        assert "contextvars.copy_context().run" in str(error)
         assert calls == []
+        torch.testing.assert_close(self.elsewhere(lambda: logits(model)), own)
+
+    def test_a_thread_can_take_the_block_along(self, tiny):
+        model, calls = tiny("llama"), []
+        with attach(model, edits=[zero_head("z", 0)], observers=[calls.append]):
+            edited = logits(model)
+            context = contextvars.copy_context()
+            seen = self.elsewhere(lambda: context.run(logits, model))
+        assert torch.equal(seen, edited)
+        assert len(calls) == 4
+
+    def test_a_thread_can_attach_for_the_plain_model(self, tiny):
+        model, calls = tiny("llama"), []
+        own = logits(model)
+
+        def plain():
+            with attach(model):
+                return logits(model)
+
+        with attach(model, edits=[zero_head("z", 0)], observers=[calls.append]):
+            seen = self.elsewhere(plain)
+            other = self.elsewhere(lambda: logits(tiny("llama")))
+        torch.testing.assert_close(seen, own)
+        torch.testing.assert_close(other, own)
+        assert calls == []
+
+    def test_nothing_is_lost_where_nobody_watches(self, tiny):
+        model = tiny("llama")
+        own = logits(model)
+        with attach(model):
+            torch.testing.assert_close(self.elsewhere(lambda: logits(model)), own)
+
+
+class TestSilence:
+    """What would let a forward pass go unseen is refused."""
+
+    def test_another_implementation_inside_the_block(self, tiny):
+        model = tiny("llama")
+        before = state(model)
+        with (
+            pytest.raises(InputError, match="changed to 'eager' inside an attach block"),
+            attach(model),
+        ):
+            model.set_attn_implementation("eager")
+        assert_same_state(before, state(model))
+        assert attach_module._HELD == {}
+
+    def test_an_outer_block_goes_on(self, tiny):
+        model, calls = tiny("llama"), []
+        with attach(model, observers=[calls.append]):
+            with pytest.raises(InputError, match="changed to 'eager'"), attach(model):
+                model.set_attn_implementation("eager")
+            logits(model)
+        assert len(calls) == 2
+        assert model.config._attn_implementation == "sdpa"
+
+    def test_an_error_on_its_way_is_not_hidden(self, tiny):
+        model = tiny("llama")
+        with pytest.raises(RuntimeError, match="mine"), attach(model):  # noqa: PT012
+            model.set_attn_implementation("eager")
+            raise RuntimeError("mine")
+        assert model.config._attn_implementation == "sdpa"
+
+    def test_a_copy_made_inside_the_block(self, tiny):
+        model, calls = tiny("llama"), []
+        own = logits(model)
+        with attach(model, observers=[calls.append]):
+            twin = copy.deepcopy(model)
+            with pytest.raises(InputError, match="copy made inside an attach block"):
+                logits(twin)
+        with pytest.raises(InputError, match="copied inside an attach block"):
+            attention_sites(twin)
+        with pytest.raises(InputError, match="copy made inside an attach block"):
+            logits(twin)
+        twin.set_attn_implementation("sdpa")
+        assert torch.equal(logits(twin), own)
+        assert len(attention_sites(twin)) == 2
+        assert calls == []
+
+    def test_attention_that_the_survey_did_not_see(self, tiny):
+        model = tiny("llama")
+        other = tiny("llama").model.layers[0].self_attn
+        with attach(model, observers=[lambda call: None]):
+            frame = attach_module._FRAMES.get()[-1]
+            model.model.layers[0].self_attn = other
+            frame.__dict__.pop("modules", None)
+            other.config = model.config
+            with pytest.raises(InputError, match="did not when the model was surveyed"):
+                logits(model)
+
+    @pytest.mark.parametrize("reentrant", [True, False])
+    @pytest.mark.parametrize("kind", ["nothing", "observers", "edits"])
+    @pytest.mark.parametrize("when", ["before", "inside"])
+    def test_gradient_checkpointing(self, tiny, reentrant, kind, when):
+        model = tiny("llama").train()
+        options = {
+            "nothing": {},
+            "observers": {"observers": [lambda call: None]},
+            "edits": {"edits": [zero_head("z", 0)]},
+        }[kind]
+
+        def enable():
+            model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+
+        if when == "before":
+            enable()
+        with attach(model, **options):
+            enable()
+            with pytest.raises(InputError, match="gradient checkpointing"):
+                model(IDS)
+            model.gradient_checkpointing_disable()
+            loss = model(IDS).logits.sum()
+        loss.backward()
+        assert model.model.layers[0].self_attn.q_proj.weight.grad is not None
+
+    def test_checkpointing_at_rest_is_allowed(self, tiny):
+        model, calls = tiny("llama").train(), []
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        with attach(model, observers=[calls.append]):
+            run_base(model, IDS, grad=True)  # eval mode
+            with torch.no_grad():
+                model(IDS)
+        assert len(calls) == 4
+        assert model.training
+
+    def test_compiled_models_are_seen_each_time(self, tiny):
+        model, calls = tiny("llama"), []
+        own = logits(model)
+        model.compile(backend="eager")
+        torch.testing.assert_close(logits(model), own)
+        for _ in range(2):
+            with attach(model, observers=[calls.append]):
+                torch.testing.assert_close(logits(model), own)
+                logits(model)
+            torch.testing.assert_close(logits(model), own)
+        assert len(calls) == 8
+        with attach(model, edits=[zero_head("z", 1)]):
+            assert (logits(model) - own).abs().max() > 1e-3
 
 
 class TestEdits:
@@ -335,12 +490,3 @@ class TestEdits:
     def test_unknown_targets_are_refused(self):
         with pytest.raises(InputError, match="'z' or 'pattern'"):
             Edit("q", lambda call, q: q)
-
-    def test_gradient_checkpointing_is_refused(self, tiny):
-        model = tiny("llama").train()
-        model.gradient_checkpointing_enable()
-        with (
-            pytest.raises(InputError, match="gradient checkpointing"),
-            attach(model, edits=[zero_head("z", 0)]),
-        ):
-            pass

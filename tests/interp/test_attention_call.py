@@ -76,10 +76,21 @@ class TestCall:
         model.train()
         torch.manual_seed(0)
         call = self.observe(model)[0]
-        kept = call.pattern != 0
-        assert 0 < kept[calm.pattern > 0].float().mean() < 1
-        torch.testing.assert_close(call.pattern[kept], 2 * calm.pattern[kept])
+        torch.testing.assert_close(call.pattern, calm.pattern)  # before dropout: never over 1
+        assert call.probe(entropy=True).entropy is not None
+        # the first query sees one key, and each head keeps it, doubled, or drops it
+        kept = call.z[:, :, 0].abs().amax(-1) > 0
+        assert 0 < kept.float().mean() < 1
+        torch.testing.assert_close(call.z[:, :, 0][kept], 2 * calm.z[:, :, 0][kept])
         assert model.training
+
+    def test_edits_come_before_dropout(self, tiny):
+        model = tiny("llama", attention_dropout=0.5).train()
+        seen = []
+        keep = Edit("pattern", lambda call, pattern: seen.append(pattern) or pattern)
+        call = self.observe(model, [keep])[0]
+        torch.testing.assert_close(seen[0].sum(-1), torch.ones_like(seen[0][..., 0]))
+        assert torch.equal(call.pattern, seen[0])
 
     def test_a_four_dimensional_mask(self, tiny):
         model = tiny("llama")

@@ -1,12 +1,16 @@
+import errno
 import os
+import resource
+import socket
 import stat
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from headatlas.interp import files
 from headatlas.interp.errors import InputError
-from headatlas.interp.files import atomic_write, read_text
+from headatlas.interp.files import atomic_write, check_target, read_text
 
 FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -71,6 +75,107 @@ def test_targets_that_cannot_be_written(tmp_path, name, part):
 def test_a_name_too_long_for_the_file_system(tmp_path):
     with pytest.raises(InputError, match="cannot write"), atomic_write(tmp_path / ("x" * 300)):
         pytest.fail("the block must not run")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link"])
+def test_what_is_no_regular_file_is_refused_and_stays(tmp_path, kind):
+    path = tmp_path / kind
+    if kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+    elif kind == "device":
+        path = "/dev/null"
+    else:
+        os.mkfifo(tmp_path / "pipe")
+        if kind == "link":
+            path.symlink_to("pipe")
+    before = os.lstat(path)
+    with pytest.raises(InputError, match="not a regular file"), atomic_write(path):
+        pytest.fail("the block must not run")
+    assert os.lstat(path).st_ino == before.st_ino
+    assert os.lstat(path).st_mode == before.st_mode
+
+
+@pytest.mark.parametrize("name", ["loop", "loop/out.json"])
+def test_links_in_a_circle(tmp_path, name):
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(InputError, match="cannot write"):
+        check_target(tmp_path / name)
+
+
+def test_a_link_to_nothing_yet_and_to_a_missing_folder(tmp_path):
+    (tmp_path / "link").symlink_to("later")
+    with atomic_write(tmp_path / "link") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "later").read_text() == "new"
+    (tmp_path / "lost").symlink_to("missing/later")
+    with pytest.raises(InputError, match="missing' does not exist"):
+        check_target(tmp_path / "lost")
+
+
+def test_a_file_as_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file' does not exist"):
+        check_target(tmp_path / "file" / "out.json")
+
+
+def test_a_disk_that_takes_no_more(tmp_path):
+    target = tmp_path / "out.json"
+    target.write_text("old")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(InputError, match="File too large"), atomic_write(target) as temporary:
+            temporary.write_bytes(b"x" * 2000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert target.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_disk_that_fails(tmp_path, monkeypatch, code, late):
+    def fail(*_):
+        raise OSError(code, os.strerror(code))
+
+    if late:  # only when the content must reach the disk
+        monkeypatch.setattr(os, "fsync", fail)
+
+    def write():
+        with atomic_write(tmp_path / "out"):
+            if not late:
+                fail()
+
+    with pytest.raises(InputError, match="cannot write"):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_the_block_itself_passes(tmp_path):
+    with pytest.raises(FileNotFoundError), atomic_write(tmp_path / "out"):
+        (tmp_path / "input").read_text()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_that_cannot_sync_is_let_off(tmp_path, monkeypatch):
+    def fail(_):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with atomic_write(tmp_path / "out") as temporary:
+        temporary.write_text("new")
+    assert (tmp_path / "out").read_text() == "new"
+
+
+def test_a_text_too_large_to_read(tmp_path, monkeypatch):
+    path = tmp_path / "large.txt"
+    monkeypatch.setattr(files, "MAX_TEXT_BYTES", 2**20)
+    path.write_bytes(b"a" * 2**20)
+    assert len(read_text(path)) == 2**20
+    path.write_bytes(b"a" * (2**20 + 1))
+    with pytest.raises(InputError, match="larger than 1 MiB"):
+        read_text(path)
 
 
 def test_read_text(tmp_path):

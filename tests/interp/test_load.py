@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers.utils import logging
 
+from headatlas.interp.checkpoint import _check_counts
 from headatlas.interp.errors import InputError
 from headatlas.interp.gguf_file import check_gguf
 from headatlas.interp.load import load
+from headatlas.interp.pretrained import _as_input_error, _read_tokenizer
 
 from .checkpoints import byte_level, word_piece, write_llama_gguf
 
@@ -20,6 +22,13 @@ FUZZ = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 VOCAB = len(byte_level())
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +182,12 @@ def test_weights_of_another_shape_are_refused(folder):
         ({"attn_implementation": "owner/kernel"}, "foreign code"),
         ({"transformers_weights": "evil.bin"}, "weight file"),
         ({"model_type": "nothing_known"}, "nothing_known"),
-        ({"vocab_size": 10**9}, "do not belong together"),
+        ({"num_labels": 10**8}, "100000000 labels in 'num_labels'"),
+        ({"encoder_layers": 10**7}, "10000000 layers in 'encoder_layers'"),
+        ({"text_config": {"num_hidden_groups": 10**7}}, "10000000 groups in 'num_hidden_groups'"),
+        ({"depths": [1, [2, 10**7]]}, "10000000 in 'depths'"),
+        ({"vocab_size": 10**9}, "1000000000 in 'vocab_size'"),
+        ({"vocab_size": 10**7}, "do not belong together"),
         ({"hidden_size": "wide"}, "cannot read"),
         ({"model_type": "custom", "auto_map": {"AutoConfig": "code.Config"}}, "cannot read"),
     ],
@@ -182,6 +196,114 @@ def test_odd_configs_are_refused(folder, changes, part):
     (folder / "code.py").write_text("raise SystemExit('ran code of a checkpoint')")
     edit_config(folder, **changes)
     refused(folder, part)
+
+
+def test_a_small_config_that_builds_endless_parts_is_refused_at_once(tmp_path):
+    """Each number is modest; only their product is not, and no rule knows its name."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 1, "vocab_size": 9}
+    config = transformers.AlbertConfig(**sizes, embedding_size=8, num_hidden_layers=1)
+    transformers.AlbertModel(config).save_pretrained(tmp_path)
+    assert type(load(tmp_path)[0]).__name__ == "AlbertModel"
+    edit_config(tmp_path, inner_group_num=10**4, num_hidden_groups=900)
+    refused(tmp_path, "layers and other parts")
+
+
+def test_large_numbers_of_real_models_pass(folder, tiny, tmp_path):
+    edit_config(folder, max_position_embeddings=10**7, rope_theta=10**10, bos_token_id=10**6)
+    assert load(folder)[0].config.max_position_embeddings == 10**7
+    tiny("llama", num_hidden_layers=200, vocab_size=10**6, hidden_size=4).save_pretrained(
+        tmp_path / "deep"
+    )
+    assert load(tmp_path / "deep")[0].config.vocab_size == 10**6
+    tiny("gpt_oss", attn="eager", num_local_experts=256).save_pretrained(tmp_path / "experts")
+    assert load(tmp_path / "experts")[0].config.num_local_experts == 256
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    key=st.sampled_from(["num_x", "n_y", "a_layers", "b_size", "labels", "c_experts", "depths"]),
+    value=st.integers(2**24 + 1, 2**70),
+    depth=st.integers(0, 40),
+)
+def test_every_count_is_bounded_however_deep(key, value, depth):
+    config = {key: value}
+    for level in range(depth):
+        config = {"inner": config} if level % 2 else {"inner": [1, config]}
+    with pytest.raises(InputError, match=key):
+        _check_counts(config, 10, "model")
+
+
+PRECOMPILED = [
+    {"type": "Precompiled", "precompiled_charsmap": "AAAA"},  # panics while it is read
+    {"type": "Precompiled", "precompiled_charsmap": "BAAAAP////8="},  # panics at the first text
+]
+
+
+def edit_tokenizer(folder, **changes):
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("normalizer", PRECOMPILED)
+def test_a_tokenizer_that_makes_its_library_panic_is_refused(folder, normalizer):
+    edit_tokenizer(folder, normalizer=normalizer)
+    refused(folder, "PanicException")
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_requests_to_stop_pass(saved, monkeypatch, stop):
+    def stopped(*_, **__):
+        raise stop
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", stopped)
+    with pytest.raises(stop):
+        load(saved)
+
+
+def places(value, path=()):
+    """The path of every value in a JSON document, vocabularies and merges cut short."""
+    yield path
+    if isinstance(value, dict | list):
+        keys = list(value) if isinstance(value, dict) else range(len(value))
+        for key in list(keys)[:12]:
+            yield from places(value[key], (*path, key))
+
+
+def changed(document, path, value):
+    if not path:
+        return value
+    copy = dict(document) if isinstance(document, dict) else list(document)
+    copy[path[0]] = changed(copy[path[0]], path[1:], value)
+    return copy
+
+
+ODD = JSON | st.sampled_from(
+    [*PRECOMPILED, -1, 2**31, 2**64, "", "\0", "[", "(?", "Ġ", "<s>", {"type": "BPE"}, {}, []]
+)
+
+
+@settings(FUZZ, max_examples=80)
+@given(data=st.data())
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_changed_tokenizer_file_loads_or_is_refused(saved, tmp_path, name, data):
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(saved / file, tmp_path / file)
+    document = json.loads((saved / name).read_text())
+    if name == "tokenizer.json":
+        document["post_processor"] = json.loads(byte_level(bos=True).backend_tokenizer.to_str())[
+            "post_processor"
+        ]
+    for _ in range(data.draw(st.integers(1, 2))):
+        path = data.draw(st.sampled_from(list(places(document))))
+        document = changed(document, path, data.draw(ODD))
+    (tmp_path / name).write_text(json.dumps(document))
+    assert in_order(read_tokenizer, tmp_path)
+
+
+def read_tokenizer(folder):
+    """`load` without the model, which takes most of its time."""
+    with _as_input_error("model"):
+        _read_tokenizer(folder, "model", {})
 
 
 def test_pickle_is_never_read(folder):
@@ -258,15 +380,6 @@ def test_a_cut_or_damaged_safetensors_file_is_refused(folder, saved, data):
     tail = data.draw(st.binary(max_size=64).filter(lambda tail: cut + len(tail) != len(whole)))
     (folder / "model.safetensors").write_bytes(whole[:cut] + tail)
     refused(folder)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
 
 
 @FUZZ

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from headatlas.interp import sites as sites_module
+from headatlas.interp.attach import attach
 from headatlas.interp.heads import HeadId
 from headatlas.interp.projections import head_matrices, output_projections
 from headatlas.interp.sites import Site, attention_sites, hook_drift
@@ -57,6 +58,24 @@ def test_surveyed_once_until_the_modules_change(tiny, monkeypatch):
     model.model.layers = model.model.layers[:1]
     assert len(attention_sites(model)) == 1
     assert len(runs) == 2
+
+
+def test_drift_is_that_of_the_present_dtype_and_implementation(tiny):
+    model = tiny("llama", attn="eager")
+    single = hook_drift(model)
+    assert 0 < single <= 1e-4
+    model.half()
+    half = hook_drift(model)
+    assert half == hook_drift(tiny("llama", attn="eager").half())
+    assert half != single
+    model.set_attn_implementation("sdpa")
+    other = hook_drift(model)
+    assert other == hook_drift(tiny("llama").half())
+    assert other != half
+    known = attention_sites(model)
+    with attach(model) as found:  # the block's own implementation is no change
+        assert found is known
+        assert attention_sites(model) is known
 
 
 def test_a_survey_does_not_keep_its_model(tiny):

@@ -1,3 +1,4 @@
+import base64
 import unicodedata
 from types import SimpleNamespace
 
@@ -5,12 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from headatlas.interp.errors import InputError
-from headatlas.interp.tokens import context_length, habit_of_bos, tokenize, windows
+from headatlas.interp.tokens import Tokens, context_length, fits, habit_of_bos, tokenize, windows
 from headatlas.interp.visible import visible, visible_all
 
-from .checkpoints import byte_level, word_piece
+from .checkpoints import Letters, byte_level, unigram, word_piece
 
 TEXTS = ["the cat", "the"]
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
@@ -54,10 +57,42 @@ def test_the_tokenizers_own_ids_are_kept_by_default(with_bos, bert):
         assert rows(tokenize(tokenizer, TEXTS)) == tokenizer(TEXTS)["input_ids"]
 
 
-def test_a_bos_written_in_the_text_is_text(with_bos):
-    assert rows(tokenize(with_bos, "<s>a", prepend_bos=False)) == [
-        with_bos("<s>a")["input_ids"][1:]
-    ]
+def test_special_tokens_spelled_in_a_text_are_text(plain, with_bos, bert):
+    for tokenizer, text, spelled in [
+        (plain, "a <s> b</s>", ["a", "Ġ", "<", "s", ">", "Ġ", "b", "<", "/", "s", ">"]),
+        (with_bos, "<s>a<pad>", ["<s>", *"<s>a<pad>"]),
+        (bert, "the [SEP]", ["[CLS]", "the", "[UNK]", "[UNK]", "[UNK]", "[SEP]"]),
+        (unigram(), "a</s>b <pad>", ["▁a", *"</s>b", "▁", "<", "<unk>", "a", "d", ">", "</s>"]),
+        (Letters(), "a <s> b", ["<s>", *"a <s> b"]),
+    ]:
+        tokens = tokenize(tokenizer, text)
+        assert tokens.strings == [spelled]
+        assert windows(tokenizer, text, seq_len=60, limit=1).strings == [spelled]
+        # the tokenizer's own reading is as it was
+        assert tokenizer(tokenizer.all_special_tokens[0], add_special_tokens=False)[
+            "input_ids"
+        ] == [tokenizer.all_special_ids[0]]
+
+
+def test_a_special_token_that_cannot_be_read_otherwise_is_refused():
+    core = Tokenizer(models.WordLevel({"a": 0, "<s>": 1}))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>")
+    with pytest.raises(InputError, match="spells '<s>'"):
+        tokenize(tokenizer, "a <s> a")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.sampled_from(["<s>", "</s>", "<pad>", "<unk>", " ", "a", "<", "s>"]), min_size=1)
+)
+def test_no_text_gives_a_special_token(parts):
+    for tokenizer in (byte_level(), unigram(), Letters()):
+        special = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
+        text = "." + "".join(parts)  # never blanks alone, which give no tokens
+        tokens = tokenize(tokenizer, text, prepend_bos=False)
+        body = tokens.ids[0, :-1] if tokens.ids[0, -1] == tokenizer.eos_token_id else tokens.ids[0]
+        assert special.isdisjoint(body.tolist())
 
 
 def test_bert_loses_its_cls_and_keeps_its_sep(bert):
@@ -126,6 +161,113 @@ def test_windows_hold_the_text_in_order(text, seq_len):
     assert flat == body[: len(flat)]
     assert len(body) - len(flat) < seq_len - 1
     assert {row[0] for row in rows(got)} == {1}
+
+
+class Counting:
+    """A tokenizer that counts the characters it is given and the strings it is asked for."""
+
+    def __init__(self, inner):
+        self.inner, self.characters, self.spelled = inner, 0, 0
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def __call__(self, texts, **options):
+        self.characters += sum(map(len, texts))
+        return self.inner(texts, **options)
+
+    def convert_ids_to_tokens(self, ids):
+        self.spelled += len(ids)
+        return self.inner.convert_ids_to_tokens(ids)
+
+
+@pytest.mark.parametrize("unit", ["the cat sat on a mat.\n", "abc", "日本語", "a" * 5000 + " "])
+@pytest.mark.parametrize("make", [byte_level, word_piece, unigram])
+def test_limited_windows_are_those_of_the_whole_text(make, unit):
+    text = unit * (60_000 // len(unit))
+    whole = windows(make(), text, seq_len=12)
+    for limit in (1, 7, 10**6):
+        some = windows(make(), text, seq_len=12, limit=limit)
+        torch.testing.assert_close(some.ids, whole.ids[:limit])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    text=st.text(st.sampled_from("the cat\n"), min_size=2000, max_size=2000),
+    seq_len=st.integers(3, 9),
+    limit=st.integers(1, 40),
+)
+def test_limited_windows_of_any_text_are_those_of_the_whole(text, seq_len, limit):
+    for tokenizer in (byte_level(bos=True), unigram()):
+        some = windows(tokenizer, text, seq_len=seq_len, limit=limit)
+        torch.testing.assert_close(some.ids, windows(tokenizer, text, seq_len=seq_len).ids[:limit])
+
+
+def test_only_the_needed_beginning_of_a_long_text_is_encoded():
+    text = "the cat sat on a mat " * 50_000
+    for use in (
+        lambda tokenizer: windows(tokenizer, text, seq_len=32, limit=8),
+        lambda tokenizer: tokenize(tokenizer, text, seq_len=256),
+        lambda tokenizer: fits(tokenizer, text, seq_len=256),
+    ):
+        tokenizer = Counting(byte_level())
+        use(tokenizer)
+        assert tokenizer.characters < 4000
+        assert tokenizer.spelled == 0
+
+
+def test_blanks_that_give_no_tokens_do_not_hide_the_text_behind_them():
+    text = " " * 30_000 + "the cat"
+    assert windows(word_piece(), text, seq_len=9, limit=1).strings == [
+        ["[CLS]", "the", "cat", "[SEP]"]
+    ]
+
+
+@pytest.mark.parametrize("limit", [0, -3])
+def test_a_limit_below_one_is_refused(bert, limit):
+    with pytest.raises(InputError, match=f"limit={limit}"):
+        windows(bert, "the cat", seq_len=9, limit=limit)
+
+
+def test_fits_counts_the_special_tokens(bert):
+    for seq_len in range(7):
+        assert fits(bert, "the cat", seq_len=seq_len) is (seq_len >= 4)
+        assert fits(bert, "the cat", seq_len=seq_len, prepend_bos=False) is (seq_len >= 3)
+
+
+def test_strings_are_made_once_and_only_when_asked_for(plain):
+    tokenizer = Counting(plain)
+    tokens = tokenize(tokenizer, "the cat")
+    assert tokenizer.spelled == 0
+    assert tokens.strings is tokens.strings
+    assert tokenizer.spelled == tokens.ids.numel()
+    assert Tokens(tokens.ids, tokens.mask, [["x"]], False).strings == [["x"]]
+
+
+def test_a_tokenizer_that_encodes_nothing_is_named_as_such():
+    core = Tokenizer(models.WordLevel({"日": 0}))
+    core.pre_tokenizer = pre_tokenizers.Split("日", "removed", invert=True)
+    with pytest.raises(InputError, match=r"gives no tokens for 'a', .* of another alphabet"):
+        tokenize(PreTrainedTokenizerFast(tokenizer_object=core), "日")
+
+
+def test_a_tokenizer_that_knows_digits_alone_is_enough():
+    core = Tokenizer(models.BPE({"1": 0, "2": 1}, []))
+    assert tokenize(PreTrainedTokenizerFast(tokenizer_object=core), "21").ids.tolist() == [[1, 0]]
+
+
+def test_a_tokenizer_that_fails_on_a_text_is_an_input_error():
+    core = Tokenizer(models.WordLevel({"a": 0}, unk_token="[UNK]"))  # which is not in it
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    with pytest.raises(InputError, match="cannot encode the text"):
+        tokenize(PreTrainedTokenizerFast(tokenizer_object=core), "b")
+
+
+def test_a_tokenizer_that_panics_on_a_text_is_an_input_error():
+    core = Tokenizer(models.BPE({"a": 0}, []))
+    core.normalizer = normalizers.Precompiled(base64.b64decode("BAAAAP////8="))
+    with pytest.raises(InputError, match="PanicException"):
+        tokenize(PreTrainedTokenizerFast(tokenizer_object=core), "a")
 
 
 @pytest.mark.parametrize(

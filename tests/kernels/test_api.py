@@ -34,7 +34,17 @@ WRONG = {
     "window must be at least 1; got 0": lambda: probe(X, KV, KV, mask=Mask(window=0)),
     "mask.k_range must have shape": lambda: probe(X, KV, KV, mask=swapped(Mask(), k_range=HERE)),
     "mask.q_pos must have shape": lambda: probe(X, KV, KV, mask=Mask(q_pos=HERE[:, :5])),
-    "softcap must be positive; got 0.0": lambda: probe(X, KV, KV, scores=Scores(softcap=0.0)),
+    "softcap must be positive and finite; got 0.0": lambda: probe(
+        X, KV, KV, scores=Scores(softcap=0.0)
+    ),
+    "softcap must be positive and finite; got inf": lambda: probe(
+        X, KV, KV, scores=Scores(softcap=float("inf"))
+    ),
+    "softcap must be positive and finite; got nan": lambda: probe(
+        X, KV, KV, scores=Scores(softcap=float("nan"))
+    ),
+    "scale must be finite; got nan": lambda: probe(X, KV, KV, scores=Scores(scale=float("nan"))),
+    "scale must be finite; got -inf": lambda: probe(X, KV, KV, scores=Scores(scale=-float("inf"))),
     "scores.sinks must have shape [head] = [4]": lambda: probe(
         X, KV, KV, scores=Scores(sinks=torch.zeros(2))
     ),
@@ -73,6 +83,25 @@ WRONG_KIND = {
     ),
     "must be floating point; got torch.bool": lambda: probe(
         X, KV, KV, scores=swapped(Scores(), bias=torch.ones(1, 1, 6, 6).bool())
+    ),
+    "mask must be a Mask; got NoneType": lambda: probe(X, KV, KV, mask=None),
+    "scores must be a Scores; got NoneType": lambda: probe(X, KV, KV, scores=None),
+    "weights must be a Weights or None; got tuple": lambda: probe(X, KV, KV, weights=(0, 1)),
+    "got a single Match. Write matches=[match]": lambda: probe(
+        X, KV, KV, matches=Match(HERE, HERE)
+    ),
+    "matches must be a sequence of Match; got NoneType": lambda: probe(X, KV, KV, matches=None),
+    "matches[1] must be a Match; got Tensor": lambda: probe(
+        X, KV, KV, matches=[Match(HERE, HERE), HERE]
+    ),
+    "matches[0].k_label must be a tensor of integers; got list": lambda: probe(
+        X, KV, KV, matches=[swapped(Match(HERE, HERE), k_label=[0, 1])]
+    ),
+    "window must be a whole number of keys or None; got True": lambda: probe(
+        X, KV, KV, mask=Mask(window=True)
+    ),
+    "window must be a whole number of keys or None; got 2.5": lambda: probe(
+        X, KV, KV, mask=swapped(Mask(), window=2.5)
     ),
     "weights.dtype must be floating point": lambda: probe(
         X, KV, KV, weights=Weights(dtype=torch.int32)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headatlas.kernels.api import Mask, Match, Scores, attention_probe
 from headatlas.kernels.pairs import _gathered, _sampled
-from headatlas.kernels.planning import plan_matches
+from headatlas.kernels.planning import _enumerate, plan_matches
 from headatlas.kernels.spans import pieces
 from headatlas.kernels.values import Request
 
@@ -72,6 +72,64 @@ def test_labels_changed_in_place_are_noticed() -> None:
     assert before is not None
     assert torch.equal(after, fresh)
     assert not torch.equal(after, before)
+
+
+def test_labels_shared_with_numpy_are_copied() -> None:
+    """torch counts no version when numpy writes, so a remembered plan would go stale."""
+    array = HERE.numpy().copy()
+    mask, match = Mask(), Match(torch.from_numpy(array), HERE)
+    request = call(match)
+    before = attention_probe(request.q, request.k, request.v, mask=mask, matches=[match]).mass
+    array -= 1
+    assert torch.equal(match.q_label, HERE)
+    after = attention_probe(request.q, request.k, request.v, mask=mask, matches=[match]).mass
+    fresh = attention_probe(request.q, request.k, request.v, matches=[match]).mass
+    assert before is not None
+    assert after is not None
+    assert fresh is not None
+    assert torch.equal(after, before)
+    assert torch.equal(after, fresh)
+
+
+def test_a_range_shared_with_numpy_is_copied() -> None:
+    bounds = torch.tensor([[0, 4]]).numpy()
+    mask = Mask(k_range=torch.from_numpy(bounds))
+    bounds[0, 0] = 3
+    assert mask.intervals(1, 4, 4, CPU)[0].tolist() == [[0, 0, 0, 0]]
+
+
+def test_labels_built_in_inference_mode_count_their_versions() -> None:
+    with torch.inference_mode():
+        match = Match(torch.arange(N)[None], HERE)
+    mask = Mask()
+    first = plan_matches(call(match), mask)
+    match.q_label.sub_(1)
+    assert plan_matches(call(match), mask) is not first
+
+
+def test_pairs_are_listed_in_half_the_size_and_once() -> None:
+    """Pairs that are read off tiles are kept once: three Int32 indices, nothing per tile."""
+    label = HERE % 3
+    match = Match(label, label, strict=True)
+    request, mask = call(match), Mask()
+    attention_probe(request.q, request.k, request.v, mask=mask, matches=[match], entropy=True)
+    plan = plan_matches(request, mask)
+    listed = (plan.pairs.row, plan.pairs.key, plan.pairs.cell)
+    assert {x.dtype for x in listed} == {torch.int32}
+    assert plan.dense
+    kept = [x for tiles in plan.memory.values() for tile in tiles for x in vars(tile).values()]
+    assert kept
+    assert not any(isinstance(x, torch.Tensor) for x in kept)
+
+
+def test_indices_beyond_int32_stay_wide() -> None:
+    order, zero = torch.zeros(1, 1, 1, dtype=torch.int64).expand(1, 1, 2**24), torch.zeros(1, 1, 1)
+    one = torch.ones(1, 1, 1, dtype=torch.int64)
+    narrow = _enumerate([0], order[..., : 2**20], zero.long(), one, None, None)
+    wide = _enumerate([0], order, zero.long(), one, None, None)
+    assert narrow.key.dtype == torch.int32
+    assert wide.key.dtype == torch.int64
+    assert wide.key.tolist() == [0]
 
 
 def test_a_range_changed_in_place_is_noticed() -> None:

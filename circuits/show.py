@@ -1,0 +1,84 @@
+"""An atlas on a terminal: the labelled heads as a table, and a summary of one screen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .atlas import HeadAtlas
+
+_STYLE = {"strong": "bold green", "weak": "green"}
+_PER_KIND = 8
+_ENOUGH = 32  # with fewer documents the bootstrap's intervals are rough
+_COLUMNS: tuple[tuple[str, Any], ...] = (
+    ("head", "left"), ("kind", "left"), ("mass", "right"), ("chance", "right"),
+    ("excess [95 %]", "left"), ("text", "right"), ("grade", "left"), ("legacy", "left"),
+)  # fmt: skip
+_LEGEND = (
+    "mass: mean attention mass on random tokens; text: on natural text. A positional kind's grade "
+    "is the lower of the two, delimiter is measured on text alone. chance: expected mass. [95 %]: "
+    "simultaneous over all rows. legacy: the field's threshold."
+)
+
+
+def show(atlas: HeadAtlas, console: Console | None = None) -> None:
+    """Print the labelled heads, the best of each kind first, and the summary."""
+    console = console or Console()
+    table = Table(
+        title=f"Heads of {escape(str(atlas.model['name']))}", title_justify="left",
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
+    )  # fmt: skip
+    for name, justify in _COLUMNS:
+        table.add_column(name, justify=justify, no_wrap=True)
+    rows = atlas.table(details=True).to_dict("records")
+    for kind in atlas.kinds:
+        own = [row for row in rows if row["kind"] == kind]
+        for row in own[:_PER_KIND]:
+            table.add_row(*_cells(row), style=_STYLE[row["grade"]])
+        if len(own) > _PER_KIND:
+            table.add_row("…", f"{len(own) - _PER_KIND} more {kind}", style="dim")
+    console.print(table)
+    console.print(_LEGEND, style="dim", highlight=False)
+    console.print()
+    console.print(escape(atlas.summary()), highlight=False)
+    console.print(escape(_provenance(atlas)), style="dim", highlight=False)
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    details = row["details"]
+    text = details.get("natural", {}).get("score")
+    if details["prompts"] == "natural":
+        text = row["score"]
+    return (
+        row["address"],
+        f"{row['kind']} {details['variant']}" if "variant" in details else row["kind"],
+        f"{row['score']:.3f}",
+        f"{row['expected']:.3f}",
+        f"{row['excess']:.2f} [{row['low']:.2f}, {row['high']:.2f}]",
+        "–" if text is None else f"{text:.3f}",
+        row["grade"],
+        {True: "yes", False: "no", None: "–"}[row["legacy"]],
+    )
+
+
+def _provenance(atlas: HeadAtlas) -> str:
+    settings, model = atlas.settings, atlas.model
+    sets = [f"{n} × {settings['seq_len'][name]} {name}" for name, n in settings["prompts"].items()]
+    lines = [
+        f"{', '.join(sets)} tokens; BOS {'yes' if settings['bos'] else 'no'}, "
+        f"seed {settings['seed']}; {model['dtype']}, hook drift {model['hook_drift']:.1e}"
+    ]
+    if max(settings["prompts"].values()) < _ENOUGH:
+        lines.append(f"fewer than {_ENOUGH} prompts: the intervals are rough")
+    if atlas.null_check is not None:
+        check = atlas.null_check
+        lines.append(
+            f"permuted labels: any false label in {sum(check['false_labels'] > 0)} of "
+            f"{len(check)} draws; mean mass {check['mean_score'].mean():.4f}, expected "
+            f"{check['mean_expected'].mean():.4f}"
+        )
+    return "\n".join(lines)
