@@ -124,8 +124,8 @@ class HeadAtlas:
             counts = ", ".join(
                 f"{n} {grade}" for grade in GRADES[:0:-1] if (n := int((grades == grade).sum()))
             )
-            best = " ".join(str(head) for head in self.heads(kind)[:6])
-            more = " …" if len(self.heads(kind)) > 6 else ""
+            best = " ".join(str(head) for head in self.heads(kind)[:4])
+            more = " …" if len(self.heads(kind)) > 4 else ""
             lines.append(f"{kind:16} {counts or 'none':33} {best}{more}".rstrip())
         return "\n".join(lines)
 

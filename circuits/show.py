@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -30,7 +29,7 @@ def show(atlas: HeadAtlas, console: Console | None = None) -> None:
     console = console or Console()
     table = Table(
         title=f"Heads of {escape(str(atlas.model['name']))}", title_justify="left",
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
+        box=None, padding=(0, 1, 0, 0), header_style="underline",
     )  # fmt: skip
     for name, justify in _COLUMNS:
         table.add_column(name, justify=justify, no_wrap=True)
@@ -40,7 +39,7 @@ def show(atlas: HeadAtlas, console: Console | None = None) -> None:
         for row in own[:_PER_KIND]:
             table.add_row(*_cells(row), style=_STYLE[row["grade"]])
         if len(own) > _PER_KIND:
-            table.add_row("…", f"{len(own) - _PER_KIND} more {kind}", style="dim")
+            table.add_row("…", f"{len(own) - _PER_KIND} more", style="dim")
     console.print(table)
     console.print(_LEGEND, style="dim", highlight=False)
     console.print()
