@@ -58,7 +58,7 @@ class Batch:
         run, self.weights = self.run, None
         if not run.n_sampled:
             return
-        rows = sample_rows(self.prompts, run.n_sampled, run.rng)
+        rows = sample_rows(self.prompts, self.seen, run.n_sampled, run.rng)
         self.weights = Weights(rows=torch.from_numpy(rows).to(device), dtype=torch.float32)
         place, taken = self.prompts.position, np.maximum(rows, 0)
         row_place = np.take_along_axis(place, taken, 1)[:, :, None]

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ..interp.probes import Prompts
-from .label_vectors import Labels, previous_copy
+from .label_vectors import Labels
 
 _PAIRS_AT_ONCE = 2_000_000
 
@@ -90,22 +90,24 @@ class Bins:
         return np.maximum(0, np.floor(np.log2(np.maximum(row, 1))).astype(np.int64) - 2)
 
 
-def sample_rows(prompts: Prompts, n_rows: int, rng: np.random.Generator) -> np.ndarray:
+def sample_rows(
+    prompts: Prompts, seen: np.ndarray, n_rows: int, rng: np.random.Generator
+) -> np.ndarray:
     """Rows whose weights estimate the profile: half with a token seen before, half with a new one.
 
     Args:
         prompts: the documents.
+        seen: whether each token occurred before in its document, [document, pos].
         n_rows: rows per document.
         rng: source of randomness.
 
     Returns:
         Columns, [document, n_rows], −1 where a document has too few rows of a sort.
     """
-    repeated = previous_copy(prompts) >= 0
     real = prompts.position >= int(prompts.causal)
     chosen = np.full((len(prompts), n_rows), -1, np.int64)
     for document in range(len(prompts)):
-        sorts = [np.flatnonzero(real[document] & (repeated[document] == want)) for want in (1, 0)]
+        sorts = [np.flatnonzero(real[document] & (seen[document] == want)) for want in (1, 0)]
         first = min(len(sorts[0]), max(n_rows // 2, n_rows - len(sorts[1])))
         for columns, take, at in ((sorts[0], first, 0), (sorts[1], n_rows - first, first)):
             picked = _spread(columns, min(take, len(columns)), rng)

@@ -12,7 +12,6 @@ import torch
 from ..interp.attach import AttentionCall, attach
 from ..interp.errors import InputError
 from ..interp.forward import run_base
-from ..interp.heads import HeadId
 from ..interp.probes import Prompts
 from ..interp.sites import Site, attention_sites
 from .batch import Batch
@@ -113,9 +112,7 @@ class Run:
         self.model, self.sites, self.prompts = model, sites, prompts
         self.rng = np.random.default_rng((seed, 3))
         self.statistics, self.labels, nulls = _statistics(kinds, prompts)
-        self.heads = tuple(
-            HeadId(site.stack, site.layer, head) for site in sites for head in range(site.n_heads)
-        )
+        self.heads = tuple(head for site in sites for head in site.heads)
         self.first = np.cumsum([0, *(site.n_heads for site in sites)])
         self.place = {site.module: index for index, site in enumerate(sites)}
         self.on_profile = [i for i, null in enumerate(nulls) if null == "profile"]

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headatlas.circuits.label_vectors import Labels
+from headatlas.circuits.label_vectors import Labels, previous_copy
 from headatlas.circuits.profile import (
     Bins,
     count_cells,
@@ -78,7 +78,7 @@ def test_cells_grow_slowly():
 
 def test_sampled_rows_are_half_repeats_and_real():
     prompts = random_prompts(np.arange(1000), 4, 128, bos_id=1000, seed=1)
-    rows = sample_rows(prompts, 32, np.random.default_rng(0))
+    rows = sample_rows(prompts, previous_copy(prompts) >= 0, 32, np.random.default_rng(0))
     assert rows.shape == (4, 32)
     for document in range(4):
         chosen = rows[document]
@@ -91,7 +91,7 @@ def test_sampled_rows_are_half_repeats_and_real():
 def test_sampled_rows_of_a_short_document_leave_slots_unused():
     ids = np.array([[1, 2, 3, 0, 0]])
     prompts = Prompts("natural", ids, ids != 0, False)
-    rows = sample_rows(prompts, 8, np.random.default_rng(0))
+    rows = sample_rows(prompts, previous_copy(prompts) >= 0, 8, np.random.default_rng(0))
     assert sorted(rows[0].tolist()) == [-1] * 6 + [1, 2]
 
 
