@@ -11,6 +11,8 @@ from headatlas.interp.errors import InputError
 from headatlas.interp.forward import run_base
 from headatlas.interp.sites import attention_sites
 
+from .edits import zero_head
+
 IDS = torch.tensor([[5, 9, 11, 9, 40, 7], [3, 4, 5, 6, 7, 8]])
 
 
@@ -32,17 +34,6 @@ def assert_same_state(before, after):
     assert all(torch.equal(before[2][name], after[2][name]) for name in before[2])
     assert all(grad is None for grad in after[3])
     assert before[4] == after[4]
-
-
-def zero_head(target, head, layer=0):
-    def change(call, value):
-        if call.site.layer != layer:
-            return value
-        keep = torch.ones(value.shape[1], dtype=value.dtype)
-        keep[head] = 0
-        return value * keep[:, None, None]
-
-    return Edit(target, change)
 
 
 def logits(model, ids=IDS):

@@ -5,18 +5,9 @@ from headatlas.interp.attach import AttentionCall, Edit, attach
 from headatlas.interp.errors import InputError
 from headatlas.kernels.api import Match, Weights
 
+from .edits import zero_head
+
 IDS = torch.tensor([[5, 9, 11, 9, 40, 7], [3, 4, 5, 6, 7, 8]])
-
-
-def zero_head(target, head, layer=0):
-    def change(call, value):
-        if call.site.layer != layer:
-            return value
-        keep = torch.ones(value.shape[1], dtype=value.dtype)
-        keep[head] = 0
-        return value * keep[:, None, None]
-
-    return Edit(target, change)
 
 
 class TestCall:
