@@ -1,140 +1,173 @@
-"""One batch of documents: its label vectors as tensors, and what each layer adds to the sums."""
+"""One batch of documents: its label vectors as tensors, and what each layer adds to its sums."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from ..interp.attach import AttentionCall
+from ..interp.errors import InputError
 from ..interp.probes import Prompts
-from ..kernels.api import Match, Weights
+from ..kernels.api import Mask, Match, Weights
 from .label_vectors import NO_KEY, NO_QUERY, Labels, previous_copy
 from .profile import count_cells, sample_rows, uniform_mass
-from .sums import OFFSETS
-
-if TYPE_CHECKING:
-    from .score import Run
+from .scoring import Scoring
+from .sums import OFFSETS, Sums
 
 
 class Batch:
-    """Labels of some documents as tensors, and what each layer adds to the run's sums."""
+    """The sums of some documents, filled while the model runs on them.
 
-    def __init__(self, run: Run, documents: slice) -> None:
-        self.run, self.documents = run, documents
-        self.prompts = run.prompts.select(documents)
-        self.labels = [_cut(labels, run.prompts, documents) for labels in run.labels]
-        device = run.model.device
+    Args:
+        scoring: what is scored.
+        documents: which of its documents.
+        device: where the model runs.
+    """
+
+    def __init__(self, scoring: Scoring, documents: slice, device: torch.device) -> None:
+        self.scoring, self.device = scoring, device
+        self.prompts = scoring.prompts.select(documents)
         self.ids = torch.from_numpy(self.prompts.ids).to(device)
         self.mask = torch.from_numpy(self.prompts.mask).to(device)
-        self.seen = previous_copy(self.prompts) >= 0
-        self._uniform: list[tuple[Any, np.ndarray]] = []
-        matches, self.column, self.sign = [], [], []
-        for index, labels in enumerate(self.labels):
-            run.rows[documents, index] = (labels[0].q >= 0).sum(1)
-            for pair in labels:
-                matches.append(_match(pair, device))
-                self.column.append(index)
-                self.sign.append(pair.sign)
-            if index in run.on_profile:
-                run.pairs[documents, index] = count_cells(labels, self.prompts, run.bins, self.seen)
-        self.n_plain = len(matches)
-        self.matches = (*matches, *self._permuted_matches(device))
-        self._sample(device)
+        self._sums = scoring.empty(len(self.prompts))
+        self._taken: set[str] = set()
+        self._uniform: list[tuple[Mask, np.ndarray]] = []
+        self._rngs = scoring.generators(documents)
+        self._seen = previous_copy(self.prompts) >= 0
+        self._labels = self._cut_labels(documents)
+        plain, self._enters = self._plain_matches()
+        self._matches = (*plain, *self._permuted_matches())
+        self._weights = self._sample() if scoring.sampled_rows else None
 
-    def _permuted_matches(self, device: torch.device) -> list[Match]:
-        run, matches = self.run, []
-        for draw in range(run.draws):
-            for slot, index in enumerate(run.permuted):
-                shuffled = permute_labels(self.labels[index][0], self.prompts, run.rng)
-                run.null_pairs[self.documents, draw, slot] = count_cells(
-                    (shuffled,), self.prompts, run.bins, self.seen
-                )
-                matches.append(_match(shuffled, device))
+    def _cut_labels(self, documents: slice) -> list[tuple[Labels, ...]]:
+        """The labels of the documents, in the columns that `Prompts.select` keeps."""
+        cut = self.scoring.prompts.columns(documents)
+        return [
+            tuple(
+                Labels(pair.q[documents, cut], pair.k[documents, cut], pair.strict, pair.sign)
+                for pair in labels
+            )
+            for *_, labels in self.scoring.columns
+        ]
+
+    def _plain_matches(self) -> tuple[list[Match], np.ndarray]:
+        """The matches of the true labels, and how each enters a statistic [match, statistic]."""
+        sums, matches, enters = self._sums, [], []
+        for index, labels in enumerate(self._labels):
+            sums.rows[:, index] = (labels[0].q >= 0).sum(1)
+            matches += [_match(pair, self.device) for pair in labels]
+            enters += [pair.sign * np.eye(len(self._labels))[index] for pair in labels]
+            if index in self.scoring.on_profile:
+                sums.pairs[:, index] = self._count(labels)
+        return matches, np.array(enters)
+
+    def _permuted_matches(self) -> list[Match]:
+        scoring, matches = self.scoring, []
+        for draw in range(scoring.draws):
+            for slot, index in enumerate(scoring.permuted):
+                shuffled = permute_labels(self._labels[index][0], self.prompts, self._rngs)
+                self._sums.null_pairs[:, draw, slot] = self._count((shuffled,))
+                matches.append(_match(shuffled, self.device))
         return matches
 
-    def _sample(self, device: torch.device) -> None:
-        run, self.weights = self.run, None
-        if not run.n_sampled:
-            return
-        rows = sample_rows(self.prompts, self.seen, run.n_sampled, run.rng)
-        self.weights = Weights(rows=torch.from_numpy(rows).to(device), dtype=torch.float32)
-        place, taken = self.prompts.position, np.maximum(rows, 0)
+    def _count(self, labels: tuple[Labels, ...]) -> np.ndarray:
+        return count_cells(labels, self.prompts, self.scoring.bins, self._seen)
+
+    def _sample(self) -> Weights:
+        """The rows whose weights are written out, and what their pairs are."""
+        prompts, sums, bins = self.prompts, self._sums, self.scoring.bins
+        rows = sample_rows(prompts, self._seen, self.scoring.sampled_rows, self._rngs)
+        place, taken = prompts.position, np.maximum(rows, 0)
         row_place = np.take_along_axis(place, taken, 1)[:, :, None]
         key_place = place[:, None, :]
-        real = (rows >= 0)[:, :, None] & self.prompts.mask[:, None, :]
-        visible = real & (key_place <= row_place) if self.prompts.causal else real
+        real = (rows >= 0)[:, :, None] & prompts.mask[:, None, :]
+        visible = real & (key_place <= row_place) if prompts.causal else real
         offsets = key_place - row_place
         exists = visible[..., None] & (offsets[..., None] == np.array(OFFSETS))
-        run.largest_rows[self.documents] = exists.any(2).sum(1)
-        self.offset_of = torch.from_numpy(offsets + 8).to(device)
-        self.sampled = torch.from_numpy(rows >= 0).to(device)
-        if not run.on_profile:
-            return
-        seen = np.take_along_axis(self.seen, taken, 1)[:, :, None]
-        cell = np.where(visible, run.bins.cell(seen, row_place, key_place), run.bins.count)
-        for document, cells in enumerate(cell.reshape(len(cell), -1)):
-            counted = np.bincount(cells, minlength=run.bins.count + 1)[:-1]
-            run.profile_pairs[self.documents.start + document] = counted
-        self.cell = torch.from_numpy(cell).to(device)
+        sums.largest_rows[:] = exists.any(2).sum(1)
+        self._offset_of = torch.from_numpy(offsets - OFFSETS[0]).to(self.device)
+        self._sampled = torch.from_numpy(rows >= 0).to(self.device)
+        if self.scoring.on_profile:
+            seen = np.take_along_axis(self._seen, taken, 1)[:, :, None]
+            cell = np.where(visible, bins.cell(seen, row_place, key_place), bins.count)
+            for document, cells in enumerate(cell.reshape(len(cell), -1)):
+                counted = np.bincount(cells, minlength=bins.count + 1)
+                sums.profile_pairs[document] = counted[:-1]
+            self._cell = torch.from_numpy(cell).to(self.device)
+        return Weights(rows=torch.from_numpy(rows).to(self.device), dtype=torch.float32)
 
-    def take(self, index: int, call: AttentionCall) -> None:
+    def take(self, call: AttentionCall) -> None:
         """Add what one layer shows."""
-        run = self.run
-        out = call.probe(self.matches, weights=self.weights)
-        heads = slice(run.first[index], run.first[index + 1])
+        index, heads = self.scoring.place[call.site.module]
+        self._taken.add(call.site.module)
+        out = call.probe(self._matches, weights=self._weights)
         if out.mass is not None:
             mass = out.mass.sum(2, dtype=torch.float64).cpu().numpy()
-            for match in range(self.n_plain):
-                run.mass[self.documents, heads, self.column[match]] += (
-                    self.sign[match] * mass[:, :, match]
-                )
-            if run.draws:
-                drawn = mass[:, :, self.n_plain :]
-                shape = (*drawn.shape[:2], run.draws, len(run.permuted))
-                run.null_mass[self.documents, heads] = drawn.reshape(shape)
-        if run.on_uniform:
-            self._add_uniform(index, call)
+            plain = len(self._enters)
+            self._sums.mass[:, heads] = mass[..., :plain] @ self._enters
+            null = self._sums.null_mass
+            null[:, heads] = mass[..., plain:].reshape(*mass.shape[:2], *null.shape[2:])
+        if self.scoring.on_uniform:
+            self._sums.uniform[:, index] = self._evenly_spread(call)
         if out.weights is not None:
             self._add_rows(heads, out.weights)
 
-    def _add_uniform(self, index: int, call: AttentionCall) -> None:
-        run = self.run
+    def _evenly_spread(self, call: AttentionCall) -> np.ndarray:
+        """What evenly spread weights would give, [document, statistic]."""
         for mask, value in self._uniform:  # layers of one kind share their mask object
             if mask is call.mask:
-                run.uniform[self.documents, index] = value
-                return
+                return value
         n_query, n_key = call.q.shape[2], call.k.shape[2]
         low, high = (
             x.cpu().numpy()
             for x in call.mask.intervals(len(self.ids), n_query, n_key, call.q.device)
         )
-        value = np.zeros((len(self.prompts), len(run.statistics)))
-        for column in run.on_uniform:
-            value[:, column] = uniform_mass(self.labels[column], self.prompts, low, high)
+        value = np.zeros((len(self.prompts), len(self._labels)))
+        for column in self.scoring.on_uniform:
+            value[:, column] = uniform_mass(self._labels[column], self.prompts, low, high)
         self._uniform.append((call.mask, value))
-        run.uniform[self.documents, index] = value
+        return value
 
     def _add_rows(self, heads: slice, weights: torch.Tensor) -> None:
         """Sampled rows: the profile's sums, and where the largest weight stands."""
-        run = self.run
+        sums, n_cells = self._sums, self.scoring.bins.count
         for document in range(len(weights)):
-            target = self.documents.start + document
             rows = weights[document]  # [head, row, key]
             largest = rows.argmax(-1).T  # [row, head]
-            offset = self.offset_of[document].gather(1, largest)
-            valid = (offset >= 0) & (offset < len(OFFSETS)) & self.sampled[document, :, None]
+            offset = self._offset_of[document].gather(1, largest)
+            valid = (offset >= 0) & (offset < len(OFFSETS)) & self._sampled[document, :, None]
             hits = torch.nn.functional.one_hot(offset.clamp(0, len(OFFSETS) - 1), len(OFFSETS))
-            run.largest[target, heads] = (hits * valid[..., None]).sum(0).cpu().numpy()
-            if run.on_profile:
+            sums.largest[document, heads] = (hits * valid[..., None]).sum(0).cpu().numpy()
+            if self.scoring.on_profile:
                 flat = rows.reshape(len(rows), -1).T.contiguous()  # [row · key, head]
-                sums = flat.new_zeros((run.bins.count + 1, len(rows)))
-                sums.index_add_(0, self.cell[document].flatten(), flat)
-                run.profile[target, heads] = sums[:-1].T.cpu().numpy()
+                found = flat.new_zeros((n_cells + 1, len(rows)))
+                found.index_add_(0, self._cell[document].flatten(), flat)
+                sums.profile[document, heads] = found[:-1].T.cpu().numpy()
+
+    def sums(self) -> Sums:
+        """The sums of the documents, once every layer was taken.
+
+        Raises:
+            InputError: a layer was not taken, or showed attention that is not finite.
+        """
+        for site in self.scoring.sites:
+            if site.module not in self._taken:
+                raise InputError(
+                    f"the attention layer {site.module} was not called in this forward; "
+                    "its heads cannot be scored."
+                )
+        spoilt = ~np.isfinite(self._sums.mass).all((0, 2))
+        if spoilt.any():
+            raise InputError(
+                f"the attention of {self.scoring.heads[int(spoilt.argmax())]} is not finite (NaN "
+                f"or infinity) on set {self.prompts.name}; check the model's weights and its dtype."
+            )
+        return self._sums
 
 
-def permute_labels(labels: Labels, prompts: Prompts, rng: np.random.Generator) -> Labels:
+def permute_labels(labels: Labels, prompts: Prompts, rngs: Sequence[np.random.Generator]) -> Labels:
     """The same labels, shuffled within each document: same rows scored, same tokens eligible.
 
     Both sides are shuffled, queries among the scored rows and keys among the real tokens after a
@@ -142,22 +175,12 @@ def permute_labels(labels: Labels, prompts: Prompts, rng: np.random.Generator) -
     """
     q, k = labels.q.copy(), labels.k.copy()
     eligible = prompts.position >= int(prompts.bos)
-    for document in range(len(q)):
+    for document, rng in enumerate(rngs):
         scored = np.flatnonzero(q[document] >= 0)
         q[document, scored] = q[document, rng.permutation(scored)]
         keys = np.flatnonzero(eligible[document])
         k[document, keys] = k[document, rng.permutation(keys)]
     return Labels(q, k, labels.strict)
-
-
-def _cut(labels: tuple[Labels, ...], prompts: Prompts, documents: slice) -> tuple[Labels, ...]:
-    """The labels of some documents, cut to the columns that `Prompts.select` keeps."""
-    used = np.flatnonzero(prompts.mask[documents].any(0))
-    cut = slice(int(used[0]), int(used[-1]) + 1)
-    return tuple(
-        Labels(pair.q[documents, cut], pair.k[documents, cut], pair.strict, pair.sign)
-        for pair in labels
-    )
 
 
 def _match(labels: Labels, device: torch.device) -> Match:

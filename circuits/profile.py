@@ -9,7 +9,7 @@ expected of a head that looks at positions only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -91,7 +91,7 @@ class Bins:
 
 
 def sample_rows(
-    prompts: Prompts, seen: np.ndarray, n_rows: int, rng: np.random.Generator
+    prompts: Prompts, seen: np.ndarray, n_rows: int, rngs: Sequence[np.random.Generator]
 ) -> np.ndarray:
     """Rows whose weights estimate the profile: half with a token seen before, half with a new one.
 
@@ -99,7 +99,7 @@ def sample_rows(
         prompts: the documents.
         seen: whether each token occurred before in its document, [document, pos].
         n_rows: rows per document.
-        rng: source of randomness.
+        rngs: a source of randomness per document.
 
     Returns:
         Columns, [document, n_rows], −1 where a document has too few rows of a sort.
@@ -110,7 +110,7 @@ def sample_rows(
         sorts = [np.flatnonzero(real[document] & (seen[document] == want)) for want in (1, 0)]
         first = min(len(sorts[0]), max(n_rows // 2, n_rows - len(sorts[1])))
         for columns, take, at in ((sorts[0], first, 0), (sorts[1], n_rows - first, first)):
-            picked = _spread(columns, min(take, len(columns)), rng)
+            picked = _spread(columns, min(take, len(columns)), rngs[document])
             chosen[document, at : at + len(picked)] = picked
     return chosen
 

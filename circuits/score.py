@@ -6,19 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..interp.attach import AttentionCall, attach
-from ..interp.errors import InputError
 from ..interp.forward import run_base
 from ..interp.probes import Prompts
-from ..interp.sites import Site, attention_sites
 from .batch import Batch
 from .kinds import Kind, choose_kinds
-from .label_vectors import Labels
-from .profile import Bins
-from .sums import OFFSETS, Statistic, Sums
+from .scoring import Scoring
+from .sums import Sums
 
 _SMALL = 10_000_000  # parameters
 
@@ -60,6 +56,7 @@ def score(
             these prompts, or the attention is not finite.
 
     Example:
+        >>> import numpy as np
         >>> import headatlas as ha
         >>> from headatlas.interp.probes import random_prompts
         >>> model, tokenizer = ha.load("tiny")
@@ -69,16 +66,25 @@ def score(
         (2, 32, 1)
     """
     chosen = choose_kinds(kinds) if kinds is None or isinstance(kinds, str) else tuple(kinds)
-    sites = attention_sites(model)
-    run = Run(model, sites, prompts, chosen, null_draws, profile_rows, seed)
-    length = prompts.ids.shape[1]
-    step = max(1, batch_tokens // length)
-    with _few_threads(model):
+    batch: Batch | None = None
+
+    def observe(call: AttentionCall) -> None:
+        if batch is not None:  # what `progress` may do with the model is not ours to count
+            batch.take(call)
+
+    step = max(1, batch_tokens // prompts.ids.shape[1])
+    parts = []
+    with attach(model, observers=[observe]) as sites, _few_threads(model):
+        scoring = Scoring(sites, prompts, chosen, null_draws, profile_rows, seed)
         for start in range(0, len(prompts), step):
-            run.batch(slice(start, min(start + step, len(prompts))))
+            stop = min(start + step, len(prompts))
+            batch = Batch(scoring, slice(start, stop), model.device)
+            run_base(model, batch.ids, batch.mask)
+            parts.append(batch.sums())
+            batch = None
             if progress is not None:
-                progress(min(start + step, len(prompts)))
-    return run.sums()
+                progress(stop)
+    return Sums.join(parts)
 
 
 @contextmanager
@@ -94,95 +100,3 @@ def _few_threads(model: Any) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-class Run:
-    """The state of one battery: labels drawn, arrays being filled, one batch at a time."""
-
-    def __init__(
-        self,
-        model: Any,
-        sites: tuple[Site, ...],
-        prompts: Prompts,
-        kinds: tuple[Kind, ...],
-        null_draws: int,
-        profile_rows: int,
-        seed: int,
-    ) -> None:
-        self.model, self.sites, self.prompts = model, sites, prompts
-        self.rng = np.random.default_rng((seed, 3))
-        self.statistics, self.labels, nulls = _statistics(kinds, prompts)
-        self.heads = tuple(head for site in sites for head in site.heads)
-        self.first = np.cumsum([0, *(site.n_heads for site in sites)])
-        self.place = {site.module: index for index, site in enumerate(sites)}
-        self.on_profile = [i for i, null in enumerate(nulls) if null == "profile"]
-        self.on_uniform = [i for i, null in enumerate(nulls) if null == "uniform"]
-        wants_rows = bool(self.on_profile) or any(kind.candidates for kind in kinds)
-        self.n_sampled = profile_rows if wants_rows else 0
-        self.bins = Bins(int(prompts.mask.sum(1).max()), prompts.causal)
-        # companions such as most_recent share the kind's draw of chance; one check is enough
-        plain = [i for i in self.on_profile if not self.statistics[i].variant]
-        self.permuted = tuple(plain) if null_draws else ()
-        self.draws = null_draws if self.permuted else 0
-        self._allocate()
-
-    def _allocate(self) -> None:
-        documents, heads, stats = len(self.prompts), len(self.heads), len(self.statistics)
-        cells = self.bins.count if self.on_profile else 0
-        permuted = len(self.permuted)
-        self.rows = np.zeros((documents, stats), np.int64)
-        self.mass = np.zeros((documents, heads, stats))
-        self.uniform = np.zeros((documents, len(self.sites), stats))
-        self.pairs = np.zeros((documents, stats, cells), np.float32)
-        self.profile = np.zeros((documents, heads, cells), np.float32)
-        self.profile_pairs = np.zeros((documents, cells), np.float32)
-        self.largest = np.zeros((documents, heads, len(OFFSETS)), np.float32)
-        self.largest_rows = np.zeros((documents, len(OFFSETS)), np.float32)
-        self.null_mass = np.zeros((documents, heads, self.draws, permuted))
-        self.null_pairs = np.zeros((documents, self.draws, permuted, cells), np.float32)
-
-    def batch(self, documents: slice) -> None:
-        """Run one batch of documents and write its sums."""
-        batch = Batch(self, documents)
-        seen_sites: set[int] = set()
-
-        def observe(call: AttentionCall) -> None:
-            index = self.place[call.site.module]
-            seen_sites.add(index)
-            batch.take(index, call)
-
-        with attach(self.model, observers=[observe]):
-            run_base(self.model, batch.ids, batch.mask)
-        if len(seen_sites) != len(self.sites):
-            missing = next(s for i, s in enumerate(self.sites) if i not in seen_sites)
-            raise InputError(
-                f"the attention layer {missing.module} was not called in this forward; "
-                "its heads cannot be scored."
-            )
-        if not np.isfinite(self.mass[documents]).all():
-            head = int(np.argwhere(~np.isfinite(self.mass[documents]).all((0, 2)))[0, 0])
-            raise InputError(
-                f"the attention of {self.heads[head]} is not finite (NaN or infinity) on set "
-                f"{self.prompts.name}; check the model's weights and its dtype."
-            )
-
-    def sums(self) -> Sums:
-        """The filled arrays as a value."""
-        layer_of = np.repeat(np.arange(len(self.sites)), [site.n_heads for site in self.sites])
-        return Sums(
-            self.prompts.name, self.heads, self.statistics, self.rows, self.mass, self.uniform,
-            layer_of, self.pairs, self.profile, self.profile_pairs, self.largest,
-            self.largest_rows, self.null_mass, self.null_pairs, self.permuted,
-        )  # fmt: skip
-
-
-def _statistics(
-    kinds: tuple[Kind, ...], prompts: Prompts
-) -> tuple[tuple[Statistic, ...], list[tuple[Labels, ...]], list[str]]:
-    statistics, labels, nulls = [], [], []
-    for kind in kinds:
-        for variant, pairs in kind.variants(prompts).items():
-            statistics.append(Statistic(kind.name, variant))
-            labels.append(pairs)
-            nulls.append(kind.null)
-    return tuple(statistics), labels, nulls

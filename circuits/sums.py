@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +14,11 @@ from ..interp.heads import HeadId
 
 OFFSETS = tuple(range(-8, 9))
 """Offsets at which the rate of the largest weight is counted on the sampled rows."""
+
+_PER_DOCUMENT = (
+    "rows", "mass", "uniform", "pairs", "profile", "profile_pairs", "largest", "largest_rows",
+    "null_mass", "null_pairs",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,9 +75,15 @@ class Sums:
 
     def take(self, documents: Any) -> Sums:
         """The sums of some documents (a slice, index or boolean array)."""
-        per_document = ("rows", "mass", "uniform", "pairs", "profile", "profile_pairs", "largest",
-            "largest_rows", "null_mass", "null_pairs")  # fmt: skip
-        return replace(self, **{name: getattr(self, name)[documents] for name in per_document})
+        return replace(self, **{name: getattr(self, name)[documents] for name in _PER_DOCUMENT})
+
+    @classmethod
+    def join(cls, parts: Sequence[Sums]) -> Sums:
+        """The sums of all documents of some runs of one battery, in that order."""
+        joined = {
+            name: np.concatenate([getattr(part, name) for part in parts]) for name in _PER_DOCUMENT
+        }
+        return replace(parts[0], **joined)
 
     def index(self, kind: str, variant: str = "") -> int:
         """Column of a statistic.

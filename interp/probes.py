@@ -9,7 +9,7 @@ lengths, fillers and gaps, so that no fixed offset predicts where the earlier co
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -77,13 +77,16 @@ class Prompts:
 
     def select(self, rows: Any) -> Prompts:
         """The documents `rows` (a slice or an index array), cut to their longest."""
-        mask = self.mask[rows]
-        used = np.flatnonzero(mask.any(0))
-        cut = slice(int(used[0]), int(used[-1]) + 1)
+        cut = self.columns(rows)
         delimiter = None if self.delimiter is None else self.delimiter[rows][:, cut]
-        return Prompts(
-            self.name, self.ids[rows][:, cut], mask[:, cut], self.bos, delimiter, self.causal
+        return replace(
+            self, ids=self.ids[rows][:, cut], mask=self.mask[rows][:, cut], delimiter=delimiter
         )
+
+    def columns(self, rows: Any) -> slice:
+        """The columns that some of the documents `rows` use."""
+        used = np.flatnonzero(self.mask[rows].any(0))
+        return slice(int(used[0]), int(used[-1]) + 1)
 
 
 def token_pool(vocab_size: int, tokenizer: Any = None, *, special: tuple[int, ...] = ()) -> Any:

@@ -76,9 +76,13 @@ def test_cells_grow_slowly():
     assert Bins(4096, True).count < 2 * Bins(512, True).count
 
 
+def generators(prompts):
+    return [np.random.default_rng(n) for n in range(len(prompts))]
+
+
 def test_sampled_rows_are_half_repeats_and_real():
     prompts = random_prompts(np.arange(1000), 4, 128, bos_id=1000, seed=1)
-    rows = sample_rows(prompts, previous_copy(prompts) >= 0, 32, np.random.default_rng(0))
+    rows = sample_rows(prompts, previous_copy(prompts) >= 0, 32, generators(prompts))
     assert rows.shape == (4, 32)
     for document in range(4):
         chosen = rows[document]
@@ -91,7 +95,7 @@ def test_sampled_rows_are_half_repeats_and_real():
 def test_sampled_rows_of_a_short_document_leave_slots_unused():
     ids = np.array([[1, 2, 3, 0, 0]])
     prompts = Prompts("natural", ids, ids != 0, False)
-    rows = sample_rows(prompts, previous_copy(prompts) >= 0, 8, np.random.default_rng(0))
+    rows = sample_rows(prompts, previous_copy(prompts) >= 0, 8, generators(prompts))
     assert sorted(rows[0].tolist()) == [-1] * 6 + [1, 2]
 
 

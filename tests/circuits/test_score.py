@@ -83,6 +83,18 @@ def test_batches_do_not_matter():
     assert (one.rows == many.rows).all()
     assert np.allclose(one.uniform, many.uniform)
     assert np.allclose(one.pairs, many.pairs)
+    # what is drawn depends on the seed and the document, not on the batch it falls in
+    assert np.allclose(one.profile, many.profile, atol=1e-4)
+    assert np.allclose(one.null_mass, many.null_mass, atol=1e-4)
+
+
+def test_a_model_run_by_progress_is_not_counted():
+    model, tokenizer = ha.load("tiny")
+    prompts = mixed_documents(tokenizer, model.config.vocab_size, (40, 30, 20), side="right")
+    other = torch.from_numpy(prompts.ids[:, :7])
+    plain = score(model, prompts, "induction", batch_tokens=1)
+    busy = score(model, prompts, "induction", batch_tokens=1, progress=lambda _: model(other))
+    assert (plain.mass == busy.mass).all()
 
 
 def test_uniform_expectation_of_a_window_counts_visible_keys():
@@ -122,7 +134,7 @@ def test_profile_sums_are_the_weights_of_the_sampled_rows():
 def test_permuted_labels_keep_rows_and_counts():
     prompts = random_prompts(np.arange(500), 3, 80, bos_id=500, seed=2)
     labels = KINDS["induction"].labels(prompts)[""][0]
-    shuffled = permute_labels(labels, prompts, np.random.default_rng(0))
+    shuffled = permute_labels(labels, prompts, [np.random.default_rng(n) for n in range(3)])
     assert ((shuffled.q >= 0) == (labels.q >= 0)).all()
     assert (np.sort(shuffled.q, 1) == np.sort(labels.q, 1)).all()
     assert (np.sort(shuffled.k, 1) == np.sort(labels.k, 1)).all()
