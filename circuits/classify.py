@@ -18,14 +18,13 @@ from ..interp.errors import InputError
 from ..interp.probes import (
     MIN_PROMPTS,
     Prompts,
-    bos_token,
     classic_prompts,
     natural_prompts,
     random_prompts,
     token_pool,
 )
 from ..interp.sites import Site, attention_sites, hook_drift
-from ..interp.tokens import context_length
+from ..interp.tokens import bos_token, context_length
 from .atlas import HeadAtlas
 from .grade import Rule
 from .kinds import Kind, choose_kinds

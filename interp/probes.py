@@ -17,7 +17,7 @@ from jaxtyping import Bool, Int
 
 from .errors import InputError
 from .grammar import natural_text
-from .tokens import habit_of_bos, windows
+from .tokens import windows
 
 MIN_PROMPTS = 16
 """Fewer documents than this leave the bootstrap over documents without meaning."""
@@ -264,28 +264,6 @@ def is_delimiter(text: str) -> bool:
     if not bare:
         return "\n" in text
     return all(unicodedata.category(char).startswith("P") for char in bare)
-
-
-def bos_token(tokenizer: Any, prepend_bos: bool | None) -> int | None:
-    """The id that starts every document under the policy, or None.
-
-    Args:
-        tokenizer: may be None: then there is no BOS, and asking for one is an error.
-        prepend_bos: True, False, or None for the tokenizer's own habit.
-
-    Raises:
-        InputError: a BOS is asked for and the tokenizer has none.
-    """
-    if prepend_bos is False or (prepend_bos is None and tokenizer is None):
-        return None
-    if tokenizer is None:
-        raise InputError("prepend_bos=True needs a tokenizer to say which token that is.")
-    if prepend_bos is None and not habit_of_bos(tokenizer):
-        return None
-    for token in (tokenizer.bos_token_id, tokenizer.cls_token_id):
-        if token is not None:
-            return int(token)
-    raise InputError("prepend_bos=True, but the tokenizer has no BOS or CLS token; pass False.")
 
 
 def _fresh_tokens(pool: Int[np.ndarray, " ids"], rng: np.random.Generator) -> Any:

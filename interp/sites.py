@@ -114,11 +114,26 @@ def _survey(model: nn.Module) -> _Survey:
 
 
 def _fingerprint(model: nn.Module) -> int:
+    """What a survey depends on: the tree of modules, the kind of each weight, the implementation.
+
+    The tree is walked by hand: `named_modules` and `parameters` cost a small model's short forward
+    several per cent.
+    """
     from .attach import own_implementations  # which needs Site from here
 
-    modules = tuple((name, id(module)) for name, module in model.named_modules())
-    weights = tuple((tuple(p.shape), p.dtype, p.device) for p in model.parameters())
-    return hash((modules, weights, own_implementations(model)))
+    found: list[Any] = [own_implementations(model)]
+    queue, seen = [model], {id(model)}
+    while queue:
+        module = queue.pop()
+        for name, weight in module._parameters.items():
+            kind = None if weight is None else (weight.shape, weight.dtype, weight.device)
+            found.append((name, kind))
+        for name, child in module._modules.items():
+            found.append((name, id(child)))
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                queue.append(child)
+    return hash(tuple(found))
 
 
 def _refuse_bridge(model: nn.Module) -> None:

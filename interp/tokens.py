@@ -19,9 +19,9 @@ from .visible import visible, visible_all
 
 __all__ = [
     "Tokens",
+    "bos_token",
     "context_length",
     "fits",
-    "habit_of_bos",
     "read_text",
     "tokenize",
     "visible",
@@ -191,9 +191,22 @@ def fits(tokenizer: Any, text: str, *, seq_len: int, prepend_bos: bool | None = 
     return room >= 0 and len(beginning(tokenizer, text, room + 1)) <= room
 
 
-def habit_of_bos(tokenizer: Any) -> bool:
-    """Whether the tokenizer, left alone, begins a sequence with a special token."""
-    return bool(_frame(tokenizer, None)[0])
+def bos_token(tokenizer: Any, prepend_bos: bool | None) -> int | None:
+    """The special token that begins every sequence under the policy, or None.
+
+    Args:
+        tokenizer: may be None: then there is no BOS, and asking for one is an error.
+        prepend_bos: as in `tokenize`.
+
+    Raises:
+        InputError: a BOS is asked for and the tokenizer has none.
+    """
+    if prepend_bos is False or (prepend_bos is None and tokenizer is None):
+        return None
+    if tokenizer is None:
+        raise InputError("prepend_bos=True needs a tokenizer to say which token that is.")
+    prefix, _ = _frame(tokenizer, prepend_bos)
+    return prefix[0] if prefix else None
 
 
 def context_length(model: nn.Module) -> int | None:

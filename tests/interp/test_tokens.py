@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from headatlas.interp.errors import InputError
-from headatlas.interp.tokens import Tokens, context_length, fits, habit_of_bos, tokenize, windows
+from headatlas.interp.tokens import Tokens, bos_token, context_length, fits, tokenize, windows
 from headatlas.interp.visible import visible, visible_all
 
 from .checkpoints import Letters, byte_level, unigram, word_piece
@@ -39,16 +39,18 @@ def rows(tokens):
 
 
 def test_habits(plain, with_bos, bert):
-    assert [habit_of_bos(tokenizer) for tokenizer in (plain, with_bos, bert)] == [False, True, True]
+    habits = [bos_token(tokenizer, None) for tokenizer in (plain, with_bos, bert)]
+    assert habits == [None, with_bos.bos_token_id, bert.cls_token_id]
 
 
 @pytest.mark.parametrize("prepend_bos", [None, True, False])
 def test_bos_is_there_exactly_when_asked_for_or_a_habit(plain, with_bos, prepend_bos):
     for tokenizer in (plain, with_bos):
-        expected = habit_of_bos(tokenizer) if prepend_bos is None else prepend_bos
+        expected = tokenizer is with_bos if prepend_bos is None else prepend_bos
         tokens = tokenize(tokenizer, TEXTS, prepend_bos=prepend_bos)
         body = plain(TEXTS)["input_ids"]
         assert tokens.bos is expected
+        assert bos_token(tokenizer, prepend_bos) == (1 if expected else None)
         assert rows(tokens) == [[1] * expected + ids for ids in body]
 
 
