@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pandas as pd
 
 from ..interp.errors import InputError
 from ..interp.heads import HeadId
-from .atlas_file import META, read_atlas, write_atlas
+from .atlas_file import META, read_atlas, with_natural, write_atlas
+from .card import HeadCard
 from .grade import GRADES
 
 
@@ -19,12 +21,13 @@ from .grade import GRADES
 class HeadAtlas:
     """What every head of a model does, as far as the kinds asked for can tell.
 
-    The columns `score` and `mass` in print are the same thing: mean attention mass per scored row.
+    As a container it holds the scored heads: `len(atlas)`, `"L18H6" in atlas`, iteration over
+    `HeadId`s in layer order, and `atlas["L18H6"]` for a head's card.
 
     Args:
         rows: one row per head × kind, with the columns of `atlas_file.COLUMNS`: `score` is the
-            observed mass, `expected` the mass by chance, [`low`, `high`] the simultaneous
-            interval of `excess`.
+            mean attention mass per scored row, `expected` the score by chance, [`low`, `high`] the
+            simultaneous interval of `excess`.
         model: name, class, size, dtype and the measured drift of the hooked forward.
         versions: of this package, torch, transformers and Python.
         settings: everything needed to run it again, the seed included.
@@ -33,8 +36,8 @@ class HeadAtlas:
     Example:
         >>> import headatlas as ha
         >>> atlas = ha.classify(*ha.load("tiny"), kinds="induction", prompts=16, seq_len=96)
-        >>> atlas.heads("induction", grade="strong")[0] in atlas.heads("induction")
-        True
+        >>> atlas.heads("induction", grade="strong")[0] in atlas, len(atlas)
+        (True, 32)
     """
 
     rows: pd.DataFrame
@@ -50,12 +53,34 @@ class HeadAtlas:
             InputError: the kind was not scored, or the grade does not exist.
         """
         self._check_kind(kind)
-        if grade not in GRADES:
-            raise InputError(f"grades are {', '.join(GRADES)}; got {grade!r}.")
-        allowed = GRADES[GRADES.index(grade) :]
+        allowed = _at_least(grade)
         found = _only(self.rows, (self.rows["kind"] == kind) & self.rows["grade"].isin(allowed))
         found = found.sort_values("excess", ascending=False, kind="stable")
         return [_address(row) for _, row in found.iterrows()]
+
+    def labels(
+        self, *, exclude: str | Collection[str] = (), grade: str = "weak"
+    ) -> dict[HeadId, dict[str, str]]:
+        """What each head does: its kinds with their grades; heads without a label are left out.
+
+        `atlas.labels(exclude="first_position")` has the heads that do something besides resting
+        on the sink.
+
+        Args:
+            exclude: kinds that do not count.
+            grade: the least grade that does.
+
+        Raises:
+            InputError: a kind was not scored, or the grade does not exist.
+        """
+        left_out = {exclude} if isinstance(exclude, str) else set(exclude)
+        for kind in left_out:
+            self._check_kind(kind)
+        allowed, found = _at_least(grade), dict[HeadId, dict[str, str]]()
+        for row in self.rows.to_dict("records"):
+            if row["grade"] in allowed and row["kind"] not in left_out:
+                found.setdefault(_address(row), {})[row["kind"]] = row["grade"]
+        return dict(sorted(found.items()))
 
     def table(
         self, kind: str | None = None, grade: str = "weak", *, details: bool = False
@@ -68,13 +93,12 @@ class HeadAtlas:
             details: whether to keep the column of that name.
 
         Returns:
-            A DataFrame with the head's address in front.
+            A DataFrame with the head's address in front, and the numbers on natural text
+            (`natural_score`, `natural_low`, `natural_high`) after those on the kind's first set.
         """
         if kind is not None:
             self._check_kind(kind)
-        if grade not in GRADES:
-            raise InputError(f"grades are {', '.join(GRADES)}; got {grade!r}.")
-        rows = _only(self.rows, self.rows["grade"].isin(GRADES[GRADES.index(grade) :]))
+        rows = _only(self.rows, self.rows["grade"].isin(_at_least(grade)))
         if kind is not None:
             rows = _only(rows, rows["kind"] == kind)
         order = {name: place for place, name in enumerate(self.kinds)}
@@ -82,7 +106,7 @@ class HeadAtlas:
             ["_kind", "excess"], ascending=[True, False], kind="stable"
         )
         dropped = ["site", "layer", "head", "_kind", *([] if details else ["details"])]
-        table = rows.drop(columns=dropped)
+        table = with_natural(rows).drop(columns=dropped)
         table.insert(0, "address", [str(_address(row)) for _, row in rows.iterrows()])
         return table.reset_index(drop=True)
 
@@ -96,6 +120,19 @@ class HeadAtlas:
         """How many heads were scored."""
         return len(self.rows[["site", "layer", "head"]].drop_duplicates())
 
+    def __len__(self) -> int:
+        return self.n_heads
+
+    def __iter__(self) -> Iterator[HeadId]:
+        places = self.rows[["site", "layer", "head"]].drop_duplicates()
+        return iter(sorted(_address(row) for _, row in places.iterrows()))
+
+    def __contains__(self, head: object) -> bool:
+        try:
+            return HeadId.parse(head) in list(self)  # type: ignore[arg-type]
+        except InputError:
+            return False
+
     def __getitem__(self, head: str | HeadId) -> HeadCard:
         address = HeadId.parse(head)
         rows = self.rows
@@ -106,9 +143,8 @@ class HeadAtlas:
             & (rows["head"] == address.head),
         )
         if own.empty:
-            last = _address(rows.iloc[-1])
             raise InputError(
-                f"no head {address} in this atlas of {self.n_heads} heads; the last is {last}."
+                f"no head {address} in this atlas of {len(self)} heads; the last is {[*self][-1]}."
             )
         return HeadCard(address, own)
 
@@ -141,11 +177,13 @@ class HeadAtlas:
     def save(self, path: str | Path) -> Path:
         """Write the atlas; the suffix picks the format: .json, .csv or .parquet.
 
-        JSON and Parquet hold everything and can be loaded again; CSV holds the rows. The file is
-        replaced only once it is complete.
+        JSON and Parquet hold everything and can be loaded again; CSV holds the rows. CSV and
+        Parquet have the numbers on natural text in columns of their own, as `table` has. The file
+        is replaced only once it is complete.
 
         Raises:
-            InputError: another suffix, or the folder cannot be written to.
+            InputError: another suffix, the folder cannot be written to, or `model` or `settings`
+                lack what a reader needs.
         """
         return write_atlas(self.rows, self._meta(), self.null_check, Path(path))
 
@@ -163,51 +201,10 @@ class HeadAtlas:
         return {name: getattr(self, name) for name in META}
 
 
-@dataclass(frozen=True, eq=False)
-class HeadCard:
-    """One head: its labels, numbers and evidence, for people.
-
-    Args:
-        head: the head's address.
-        rows: its rows of the atlas, one per kind.
-    """
-
-    head: HeadId
-    rows: pd.DataFrame
-
-    @property
-    def labels(self) -> dict[str, str]:
-        """Kinds with a grade other than *none*."""
-        given = self.rows[self.rows["grade"] != "none"]
-        return dict(zip(given["kind"], given["grade"], strict=True))
-
-    def __getitem__(self, kind: str) -> dict[str, Any]:
-        own = self.rows[self.rows["kind"] == kind]
-        if own.empty:
-            raise InputError(
-                f"kind {kind!r} was not scored; scored: {', '.join(self.rows['kind'])}."
-            )
-        return own.iloc[0].to_dict()
-
-    def __repr__(self) -> str:
-        labels = ", ".join(f"{kind} ({grade})" for kind, grade in self.labels.items())
-        lines = [f"{self.head}: {labels or 'no label'}"]
-        for row in self.rows.to_dict("records"):
-            details = row["details"]
-            name = f"{row['kind']} {details['variant']}" if "variant" in details else row["kind"]
-            legacy = {True: "yes", False: "no", None: "–"}[row["legacy"]]
-            text = details.get("natural")
-            natural = "" if text is None else f"; on text {text['score']:.3f}, {text['grade']}"
-            lines.append(
-                f"  {name:16} mass {row['score']:.3f}, chance {row['expected']:.3f}, excess "
-                f"{row['excess']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}] on "
-                f"{details['prompts']} (n {row['n']}){natural}: {row['grade']}; "
-                f"legacy {legacy}; evidence {row['evidence']}"
-            )
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
+def _at_least(grade: str) -> tuple[str, ...]:
+    if grade not in GRADES:
+        raise InputError(f"grades are {', '.join(GRADES)}; got {grade!r}.")
+    return GRADES[GRADES.index(grade) :]
 
 
 def _only(rows: pd.DataFrame, condition: Any) -> pd.DataFrame:

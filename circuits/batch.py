@@ -16,6 +16,8 @@ from .profile import count_cells, sample_rows, uniform_mass
 from .scoring import Scoring
 from .sums import OFFSETS, Sums
 
+_SAMPLED, _PERMUTED = 3, 6  # purposes of a document's random numbers: neither moves the other
+
 
 class Batch:
     """The sums of some documents, filled while the model runs on them.
@@ -34,11 +36,12 @@ class Batch:
         self._sums = scoring.empty(len(self.prompts))
         self._taken: set[str] = set()
         self._uniform: list[tuple[Mask, np.ndarray]] = []
-        self._rngs = scoring.generators(documents)
+        self._documents = documents
         self._seen = previous_copy(self.prompts) >= 0
         self._labels = self._cut_labels(documents)
         plain, self._enters = self._plain_matches()
-        self._matches = (*plain, *self._permuted_matches())
+        null, self._null_starts = self._permuted_matches()
+        self._matches = (*plain, *null)
         self._weights = self._sample() if scoring.sampled_rows else None
 
     def _cut_labels(self, documents: slice) -> list[tuple[Labels, ...]]:
@@ -63,14 +66,17 @@ class Batch:
                 sums.pairs[:, index] = self._count(labels)
         return matches, np.array(enters)
 
-    def _permuted_matches(self) -> list[Match]:
-        scoring, matches = self.scoring, []
+    def _permuted_matches(self) -> tuple[list[Match], list[int]]:
+        """The matches of permuted labels, and where each draw of a statistic starts among them."""
+        scoring, matches, starts = self.scoring, [], []
+        rngs = scoring.generators(self._documents, _PERMUTED)
         for draw in range(scoring.draws):
             for slot, index in enumerate(scoring.permuted):
-                shuffled = permute_labels(self._labels[index][0], self.prompts, self._rngs)
-                self._sums.null_pairs[:, draw, slot] = self._count((shuffled,))
-                matches.append(_match(shuffled, self.device))
-        return matches
+                shuffled = permute_labels(self._labels[index], self.prompts, rngs)
+                self._sums.null_pairs[:, draw, slot] = self._count(shuffled)
+                starts.append(len(matches))
+                matches += [_match(pair, self.device) for pair in shuffled]
+        return matches, starts
 
     def _count(self, labels: tuple[Labels, ...]) -> np.ndarray:
         return count_cells(labels, self.prompts, self.scoring.bins, self._seen)
@@ -78,7 +84,8 @@ class Batch:
     def _sample(self) -> Weights:
         """The rows whose weights are written out, and what their pairs are."""
         prompts, sums, bins = self.prompts, self._sums, self.scoring.bins
-        rows = sample_rows(prompts, self._seen, self.scoring.sampled_rows, self._rngs)
+        rngs = self.scoring.generators(self._documents, _SAMPLED)
+        rows = sample_rows(prompts, self._seen, self.scoring.sampled_rows, rngs)
         place, taken = prompts.position, np.maximum(rows, 0)
         row_place = np.take_along_axis(place, taken, 1)[:, :, None]
         key_place = place[:, None, :]
@@ -107,8 +114,10 @@ class Batch:
             mass = out.mass.sum(2, dtype=torch.float64).cpu().numpy()
             plain = len(self._enters)
             self._sums.mass[:, heads] = mass[..., :plain] @ self._enters
-            null = self._sums.null_mass
-            null[:, heads] = mass[..., plain:].reshape(*mass.shape[:2], *null.shape[2:])
+            if self._null_starts:
+                null = np.add.reduceat(mass[..., plain:], self._null_starts, axis=-1)
+                shape = self._sums.null_mass.shape[2:]
+                self._sums.null_mass[:, heads] = null.reshape(*null.shape[:2], *shape)
         if self.scoring.on_uniform:
             self._sums.uniform[:, index] = self._evenly_spread(call)
         if out.weights is not None:
@@ -167,20 +176,24 @@ class Batch:
         return self._sums
 
 
-def permute_labels(labels: Labels, prompts: Prompts, rngs: Sequence[np.random.Generator]) -> Labels:
+def permute_labels(
+    labels: tuple[Labels, ...], prompts: Prompts, rngs: Sequence[np.random.Generator]
+) -> tuple[Labels, ...]:
     """The same labels, shuffled within each document: same rows scored, same tokens eligible.
 
     Both sides are shuffled, queries among the scored rows and keys among the real tokens after a
-    BOS, so that neither a popular key nor a peculiar query keeps its label.
+    BOS, so that neither a popular key nor a peculiar query keeps its label. The pairs of a union
+    are shuffled alike; mass to be taken off belongs to places, not to labels, and is left out.
     """
-    q, k = labels.q.copy(), labels.k.copy()
+    kept = [pair for pair in labels if pair.sign > 0]
+    q, k = np.stack([pair.q for pair in kept]), np.stack([pair.k for pair in kept])
     eligible = prompts.position >= int(prompts.bos)
     for document, rng in enumerate(rngs):
-        scored = np.flatnonzero(q[document] >= 0)
-        q[document, scored] = q[document, rng.permutation(scored)]
+        scored = np.flatnonzero(labels[0].q[document] >= 0)
+        q[:, document, scored] = q[:, document, rng.permutation(scored)]
         keys = np.flatnonzero(eligible[document])
-        k[document, keys] = k[document, rng.permutation(keys)]
-    return Labels(q, k, labels.strict)
+        k[:, document, keys] = k[:, document, rng.permutation(keys)]
+    return tuple(Labels(q[i], k[i], pair.strict) for i, pair in enumerate(kept))
 
 
 def _match(labels: Labels, device: torch.device) -> Match:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,70 +14,27 @@ import transformers
 from headatlas import __version__
 
 from ..interp.errors import InputError
-from ..interp.probes import (
-    MIN_PROMPTS,
-    Prompts,
-    classic_prompts,
-    natural_prompts,
-    random_prompts,
-    token_pool,
-)
+from ..interp.probes import Prompts
 from ..interp.sites import Site, attention_sites, hook_drift
-from ..interp.tokens import bos_token, context_length
+from ..interp.switch import configs, own_implementations
 from .atlas import HeadAtlas
+from .atlas_check import printable
+from .battery import Battery
 from .grade import Rule
 from .kinds import Kind, choose_kinds
 from .label import label
 from .null_check import check_null
-from .score import score
-
-_CLASSIC_PROMPTS = 16
-_LEAST_TOKENS = 16
-_MOST_DRAWS = 1000
+from .score import one_direction, score
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total) after each batch."""
-
-
-@dataclass(frozen=True)
-class Battery:
-    """How much text to score on.
-
-    Args:
-        prompts: documents per prompt set; at least 16.
-        seq_len: tokens per document, BOS included; None takes 256, or the model's context.
-        text: running text for the natural set; None generates it.
-        prepend_bos: True, False, or None for the tokenizer's habit.
-        null_draws: permutations of the content labels to score beside the true ones.
-        seed: seed of prompts, sampled rows, halves and bootstrap.
-    """
-
-    prompts: int = 64
-    seq_len: int | None = None
-    text: str | None = None
-    prepend_bos: bool | None = None
-    null_draws: int = 0
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        least = {"prompts": MIN_PROMPTS, "seq_len": _LEAST_TOKENS, "null_draws": 0, "seed": 0}
-        for name, low in least.items():
-            value = getattr(self, name)
-            if value is None and name == "seq_len":
-                continue
-            if type(value) is not int or value < low:
-                raise InputError(f"{name} is a whole number of at least {low}; got {value!r}.")
-        if self.null_draws > _MOST_DRAWS:
-            raise InputError(f"at most {_MOST_DRAWS} null draws; got {self.null_draws}.")
-        if self.text is not None and not isinstance(self.text, str):
-            raise InputError(f"text is a str; got {type(self.text).__name__}.")
 
 
 def classify(
     model: Any,
     tokenizer: Any = None,
     *,
-    kinds: str | Sequence[str | Kind] | None = None,
+    kinds: str | Kind | Sequence[str | Kind] | None = None,
     prompts: int = 64,
     seq_len: int | None = None,
     text: str | None = None,
@@ -92,19 +48,25 @@ def classify(
 
     Every head is scored for every kind on repeated random tokens and on natural text; the excess
     over the mass expected by chance gets a simultaneous interval from a bootstrap over documents
-    and a grade (`Rule`), with the field's own threshold verdict beside it.
+    and a grade (`Rule`), with the field's own threshold verdict beside it. Grades depend on
+    `seq_len`: compare atlases of one length only.
+
+    Inside an `attach` block with edits the edited model is what is classified, and the atlas does
+    not say so.
 
     Args:
         model: a transformers model.
         tokenizer: its tokenizer; without one, kinds that need text are left out (and asking for
             them is an error), and positional kinds are judged on random tokens alone.
-        kinds: names or `Kind` values; None takes the whole registry.
+        kinds: names, `Kind` values or a list of both; None takes the whole registry.
         prompts: documents per prompt set, at least 16; under 32 the intervals are rough.
         seq_len: tokens per document, BOS included; None takes 256, or the model's context.
-        text: running text for the natural set; None generates it from the built-in grammar.
+        text: running text for the natural set, refused where no kind reads that set; None
+            generates it from the built-in grammar.
         prepend_bos: True, False, or None for the tokenizer's habit.
-        null_draws: permutations of the content labels to score beside the true ones; the result
-            is in `HeadAtlas.null_check`.
+        null_draws: permutations of the content labels to score beside the true ones, on each
+            prompt set; the result is in `HeadAtlas.null_check`. Refused where no kind has labels
+            that are permuted (`null="profile"` without competing variants).
         rule: margins, level and resamples.
         seed: seed of everything random.
         progress: called with (stage, done, total).
@@ -114,7 +76,7 @@ def classify(
 
     Raises:
         InputError: the model has no attention that can be hooked, the settings do not fit it, a
-            kind is unknown, or the text is too short.
+            kind is unknown or scores no row, or the text is too short.
 
     Example:
         >>> import headatlas as ha
@@ -127,22 +89,24 @@ def classify(
         Voita 2019, Clark 2019, Olsson 2022 for the kinds; the nulls and grades are this project's.
     """
     battery = Battery(prompts, seq_len, text, prepend_bos, null_draws, seed)
-    rule = rule or Rule()
+    rule = _checked_rule(rule)
+    _check_tokenizer(model, tokenizer)
     sites = attention_sites(model)
-    chosen = _choose(kinds, tokenizer, text)
-    sets = _prompt_sets(model, tokenizer, battery, chosen, causal=_is_causal(sites))
+    chosen = _usable(choose_kinds(kinds), tokenizer, text, named=kinds is not None)
+    battery.check(chosen)
+    sets = battery.prompt_sets(model, tokenizer, chosen, causal=one_direction(sites))
     sums = {}
     for name, documents in sets.items():
-        asked = [k for k in chosen if name in k.prompts or (k.legacy and k.legacy.prompts == name)]
+        asked = [kind for kind in chosen if name in kind.reads]
         report = None if progress is None else _stage(progress, name, len(documents))
         # a set that serves thresholds only needs no profile and no null draws
         judged = any(name in kind.prompts for kind in chosen)
         sums[name] = score(
-            model, documents, asked, seed=seed, progress=report,
-            null_draws=null_draws if judged else 0, profile_rows=32 if judged else 0,
+            model, documents, asked, seed=battery.seed, progress=report,
+            null_draws=battery.null_draws if judged else 0, profile_rows=32 if judged else 0,
         )  # fmt: skip
-    frame = label(sums, chosen, rule, seed=seed)
-    null_check = check_null(sums, rule, seed=seed) if null_draws else None
+    frame = label(sums, chosen, rule, seed=battery.seed)
+    null_check = check_null(sums, rule, seed=battery.seed) if battery.null_draws else None
     return HeadAtlas(
         frame,
         _describe(model, sites),
@@ -152,92 +116,48 @@ def classify(
     )
 
 
-def _is_causal(sites: tuple[Site, ...]) -> bool:
-    """Whether all queries see earlier keys only; the label vectors depend on it."""
-    stacks = {site.stack for site in sites}
-    if stacks != {""}:
+def _check_tokenizer(model: Any, tokenizer: Any) -> None:
+    """Refuse what is no tokenizer, or stands in the model's place."""
+    if _is_tokenizer(model):
         raise InputError(
-            f"this model has several stacks ({', '.join(sorted(stacks))}); classify one at a time, "
-            "such as model.get_encoder()."
+            f"the model comes first and its tokenizer second; got {type(model).__name__} as the "
+            "model."
         )
-    causal = {site.causal for site in sites}
-    if len(causal) > 1:
-        mixed = next(site.module for site in sites if not site.causal)
+    if tokenizer is not None and not _is_tokenizer(tokenizer):
+        given = repr(tokenizer) if isinstance(tokenizer, str) else type(tokenizer).__name__
         raise InputError(
-            f"some attention layers are causal and some are not (such as {mixed}); the kinds of "
-            "head are defined for models that are one or the other."
+            f"the second argument is the model's tokenizer, or None; got {given}. "
+            "headatlas.load gives both, transformers' AutoTokenizer one alone."
         )
-    return causal.pop()
 
 
-def _choose(kinds: Any, tokenizer: Any, text: str | None) -> tuple[Kind, ...]:
+def _is_tokenizer(value: Any) -> bool:
+    return callable(value) and hasattr(value, "convert_ids_to_tokens")
+
+
+def _usable(
+    kinds: tuple[Kind, ...], tokenizer: Any, text: str | None, *, named: bool
+) -> tuple[Kind, ...]:
     """The kinds to score; those that need text are dropped only if nobody asked for them."""
-    if kinds is None or isinstance(kinds, str):
-        chosen = choose_kinds(kinds)
-    else:
-        every = [kinds] if isinstance(kinds, Kind) else list(kinds)
-        own = tuple(kind for kind in every if isinstance(kind, Kind))
-        named = [kind for kind in every if not isinstance(kind, Kind)]
-        chosen = (*(choose_kinds(named) if named or not own else ()), *own)
-        names = [kind.name for kind in chosen]
-        if len(set(names)) < len(names):
-            raise InputError(f"two kinds have the same name among {', '.join(names)}; rename one.")
     if tokenizer is not None:
-        return chosen
+        return kinds
     if text is not None:
         raise InputError("a text needs a tokenizer, and this model comes without one; pass it.")
-    textless = tuple(kind for kind in chosen if kind.prompts != ("natural",))
-    if (len(textless) < len(chosen) and kinds is not None) or not textless:
-        names = [kind.name for kind in chosen if kind not in textless]
+    textless = tuple(kind for kind in kinds if kind.prompts != ("natural",))
+    if (len(textless) < len(kinds) and named) or not textless:
+        names = [kind.name for kind in kinds if kind not in textless]
         raise InputError(
             f"{', '.join(names)} needs natural text and so a tokenizer; pass the model's."
         )
     return textless
 
 
-def _prompt_sets(
-    model: Any, tokenizer: Any, battery: Battery, kinds: tuple[Kind, ...], *, causal: bool
-) -> dict[str, Prompts]:
-    seq_len = _fit(model, battery)
-    config = model.config.get_text_config()
-    special = [
-        getattr(config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-    ]
-    flat = [i for entry in special for i in (entry if isinstance(entry, list) else [entry])]
-    pool = token_pool(
-        config.vocab_size, tokenizer, special=tuple(i for i in flat if isinstance(i, int))
-    )
-    bos = bos_token(tokenizer, battery.prepend_bos)
-    wanted = {name for kind in kinds for name in kind.prompts}
-    wanted |= {kind.legacy.prompts for kind in kinds if kind.legacy is not None}
-    sets = {}
-    if "random" in wanted:
-        sets["random"] = random_prompts(
-            pool, battery.prompts, seq_len, bos_id=bos, seed=battery.seed, causal=causal
-        )
-    if "natural" in wanted and tokenizer is not None:
-        sets["natural"] = natural_prompts(
-            tokenizer, battery.prompts, seq_len, text=battery.text,
-            prepend_bos=bos is not None, seed=battery.seed, causal=causal,
-        )  # fmt: skip
-    if "classic" in wanted:
-        sets["classic"] = classic_prompts(
-            pool, min(battery.prompts, _CLASSIC_PROMPTS), seq_len, bos_id=bos,
-            seed=battery.seed, causal=causal,
-        )  # fmt: skip
-    return sets
-
-
-def _fit(model: Any, battery: Battery) -> int:
-    """The sequence length, checked against the model's context."""
-    context = context_length(model)
-    seq_len = min(256, context or 256) if battery.seq_len is None else battery.seq_len
-    if context is not None and seq_len > context:
-        raise InputError(
-            f"sequences of {seq_len} tokens are longer than the model's context of {context}; "
-            f"pass a sequence length of {context} or less."
-        )
-    return seq_len
+def _checked_rule(rule: Any) -> Rule:
+    if rule is None:
+        return Rule()
+    if not isinstance(rule, Rule):
+        raise InputError(f"rule is a Rule or None; got {type(rule).__name__}.")
+    return rule
 
 
 def _stage(progress: Progress, name: str, total: int) -> Callable[[int], None]:
@@ -246,16 +166,22 @@ def _stage(progress: Progress, name: str, total: int) -> Callable[[int], None]:
 
 def _describe(model: Any, sites: tuple[Site, ...]) -> dict[str, Any]:
     return {
-        "name": Path(getattr(model, "name_or_path", "")).name or type(model).__name__,
+        "name": printable(Path(getattr(model, "name_or_path", "")).name or type(model).__name__),
         "class": type(model).__name__,
         "layers": len(sites),
         "heads": sum(site.n_heads for site in sites),
         "kv_heads": sum(site.n_kv_heads for site in sites),
         "parameters": sum(p.numel() for p in model.parameters()),
         "dtype": str(model.dtype).removeprefix("torch."),
-        "implementation": str(model.config._attn_implementation),
+        "implementation": _implementation(model),
         "hook_drift": hook_drift(model),
     }
+
+
+def _implementation(model: Any) -> str:
+    """The model's own attention implementation, also while it is attached."""
+    own = zip(configs(model), own_implementations(model), strict=True)
+    return str(next(name for config, name in own if config is model.config))
 
 
 def _versions() -> dict[str, str]:

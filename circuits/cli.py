@@ -1,4 +1,4 @@
-"""The command line: `headatlas classify` and `headatlas plot`.
+"""The command line: `headatlas classify`, `headatlas plot` and `headatlas cost`.
 
 Exit status: 0, or 2 with one line on standard error where the user can mend it. Tables and
 summaries go to standard output, progress to standard error.
@@ -22,11 +22,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from headatlas import __version__
 
 from ..interp.errors import InputError
+from .cost.command import cost
 
 app = typer.Typer(
     name="headatlas",
     help="An atlas of attention heads: what each head of a transformer does, with evidence.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -41,6 +41,7 @@ BosOption = Annotated[
     bool | None,
     typer.Option("--bos/--no-bos", help="Start with a BOS; the tokenizer's habit if unsaid."),
 ]
+NamesOption = list[str] | None  # may be repeated; each holds names separated by commas
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
 
 
@@ -50,7 +51,8 @@ def main() -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        raise SystemExit(app(standalone_mode=False) or 0)
+        # without arguments the help is what is meant
+        raise SystemExit(app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0)
     except InputError as error:
         _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort):
@@ -91,7 +93,7 @@ def _options(
 def classify(
     model: ModelArgument = "tiny",
     kinds: Annotated[
-        str | None,
+        NamesOption,
         typer.Option(help="Kinds to score, such as induction,offset; all if unsaid."),
     ] = None,
     seq_len: Annotated[
@@ -100,14 +102,12 @@ def classify(
     ] = None,
     prompts: Annotated[int, typer.Option(help="Documents per prompt set, at least 16.")] = 64,
     text: TextOption = None,
-    bos: Annotated[
-        bool | None,
-        typer.Option(
-            "--bos/--no-bos", help="Whether to start with a BOS; the tokenizer's habit by default."
-        ),
-    ] = None,
+    bos: BosOption = None,
     null_draws: Annotated[
-        int, typer.Option(min=0, help="Permuted labels to score beside the true ones.")
+        int,
+        typer.Option(
+            min=0, help="Permuted labels to score on each prompt set, beside the true ones."
+        ),
     ] = 0,
     seed: SeedOption = 0,
     out: Annotated[
@@ -117,26 +117,28 @@ def classify(
     """Say what each attention head does, with the evidence for it."""
     from ..interp.files import check_target
     from ..interp.tokens import read_text
+    from .atlas_check import printable
     from .atlas_file import check_suffix
+    from .battery import Battery
     from .kinds import choose_kinds
 
     # everything that can be refused is refused before the model is loaded
-    choose_kinds(kinds)
+    names = None if kinds is None else ",".join(kinds)
     if out is not None:
         check_suffix(out)
         check_target(out)
-    running_text = None if text is None else read_text(text)
+    battery = Battery(
+        prompts, seq_len, None if text is None else read_text(text), bos, null_draws, seed
+    )
+    battery.check(choose_kinds(names))
     loaded, tokenizer = _load(model)
 
     from .classify import classify as run
     from .show import show
 
     with _progress() as report:
-        atlas = run(
-            loaded, tokenizer, kinds=kinds, prompts=prompts, seq_len=seq_len, text=running_text,
-            prepend_bos=bos, null_draws=null_draws, seed=seed, progress=report,
-        )  # fmt: skip
-    atlas.model["name"] = model
+        atlas = run(loaded, tokenizer, kinds=names, progress=report, **vars(battery))
+    atlas.model["name"] = printable(model)
     if out is not None:  # before anything is printed: a closed pipe must not cost the result
         atlas.save(out)
     show(atlas)
@@ -146,19 +148,18 @@ def classify(
         )
 
 
+app.command()(cost)
+
+
 @app.command()
 def plot(
     model: ModelArgument = "tiny",
     heads: Annotated[
-        str, typer.Option(help="Heads to show, separated by commas, such as L18H6,L17H3.")
-    ] = "L0H0",
-    text: TextOption = None,
-    bos: Annotated[
-        bool | None,
-        typer.Option(
-            "--bos/--no-bos", help="Whether to start with a BOS; the tokenizer's habit by default."
-        ),
+        NamesOption,
+        typer.Option(help="Heads to show, such as L18H6,L17H3; L0H0 if unsaid."),
     ] = None,
+    text: TextOption = None,
+    bos: BosOption = None,
     out: Annotated[
         Path, typer.Option("-o", "--out", help="Write .html (or plotly's .json).")
     ] = Path("pattern.html"),
@@ -167,11 +168,10 @@ def plot(
     from ..interp.capture import capture
     from ..interp.files import check_target
     from ..interp.grammar import natural_text
-    from ..interp.heads import HeadId
     from ..interp.plots import check_figure_suffix, plot_pattern, write_figure
     from ..interp.tokens import read_text
 
-    wanted = [HeadId.parse(name.strip()) for name in heads.split(",")]
+    wanted = _heads(["L0H0"] if heads is None else heads)
     check_figure_suffix(out)
     check_target(out)
     running_text = natural_text(60, seed=0) if text is None else read_text(text)
@@ -192,6 +192,17 @@ def plot(
     )  # fmt: skip
     write_figure(figure, out)
     print(f"wrote {out}: {len(wanted)} pattern(s) of {patterns[0].shape[-1]} tokens")
+
+
+def _heads(texts: list[str]) -> list[Any]:
+    """The heads named, each once; empty entries, as after a last comma, name none."""
+    from ..interp.heads import HeadId
+
+    names = [name.strip() for text in texts for name in text.split(",")]
+    heads = list(dict.fromkeys(HeadId.parse(name) for name in names if name))
+    if not heads:
+        raise InputError("--heads names no head; write L18H6,L17H3, say.")
+    return heads
 
 
 def _pattern(cache: Any, head: Any) -> Any:
@@ -224,7 +235,9 @@ def _progress() -> Iterator[Any]:
         TextColumn("{task.description:10}"), BarColumn(), MofNCompleteColumn(),
         TextColumn("prompts"), TimeRemainingColumn(),
     )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    hidden = not console.is_terminal  # else it leaves a blank line in a pipe
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bars:
         tasks: dict[str, Any] = {}
 
         def report(stage: str, done: int, total: int) -> None:

@@ -1,19 +1,22 @@
 """The kinds of head: what each one is, in words and as pairs of label vectors.
 
-A kind names its label vectors; `score` runs any number of them in one forward pass; `label` turns
+A kind names its label vectors; `score` runs any number of them while the model runs; `label` turns
 the sums into grades.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from ..interp.errors import InputError
 from ..interp.probes import Prompts
+from .kind import Kind, Legacy
 from .label_vectors import (
-    Labels,
+    NO_QUERY,
     Variants,
     delimiter_labels,
     duplicate_labels,
@@ -23,111 +26,7 @@ from .label_vectors import (
     recent_duplicate_labels,
 )
 
-
-@dataclass(frozen=True)
-class Legacy:
-    """The field's own verdict for a kind, printed beside ours.
-
-    Args:
-        variant: the statistic that it reads.
-        prompts: the prompt set that it reads.
-        threshold: the verdict is yes above it.
-        rule: the verdict in words, with its source.
-    """
-
-    variant: str
-    prompts: str
-    threshold: float
-    rule: str
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of head: a name, a written definition, and a builder of label vectors.
-
-    Args:
-        name: snake_case; what tables and files call it.
-        definition: one sentence that says what the score measures and on which rows.
-        labels: builds the label vectors for a set of prompts.
-        null: what mass is expected by chance: `uniform` (every visible key alike; for kinds
-            that are about position) or `profile` (the head's own habits of position applied to
-            the same label pairs; for kinds that are about content).
-        prompts: sets on which it is scored; numbers come from the first, and where there are
-            several the grade must hold on all of them.
-        candidates: True if the variants compete and the best is chosen (on one half of the
-            documents, reported on the other).
-        legacy: the field's own verdict, if there is one.
-
-    Example:
-        >>> from headatlas.circuits.label_vectors import Labels
-        >>> def every_other(prompts):
-        ...     position = prompts.position
-        ...     return {"": (Labels(q=position - 2, k=position),)}
-        >>> kind = Kind("two_back", "Mean weight on the token two back.", every_other)
-        >>> kind.null, kind.prompts
-        ('uniform', ('random', 'natural'))
-    """
-
-    name: str
-    definition: str
-    labels: Callable[[Prompts], Variants]
-    null: str = "uniform"
-    prompts: tuple[str, ...] = ("random", "natural")
-    candidates: bool = False
-    legacy: Legacy | None = None
-
-    def variants(self, prompts: Prompts) -> dict[str, tuple[Labels, ...]]:
-        """The kind's label vectors for a set of prompts, checked.
-
-        Raises:
-            InputError: the builder returns something that cannot be scored; the message says what.
-        """
-        built = self.labels(prompts)
-        if not isinstance(built, Mapping) or not built:
-            raise InputError(f"kind {self.name}: labels must return a dict of variants.")
-        found = {name: self._checked(name, pairs, prompts) for name, pairs in built.items()}
-        if not self.candidates and "" not in found:
-            raise InputError(
-                f"kind {self.name}: its own statistic is the variant named ''; it has {[*found]}. "
-                "Name one so, or set candidates=True to let the variants compete."
-            )
-        rule = self.legacy
-        if rule is not None and rule.variant not in found and rule.variant != "argmax":
-            raise InputError(f"kind {self.name}: its legacy verdict reads {rule.variant!r}.")
-        return found
-
-    def _checked(self, name: str, pairs: Any, prompts: Prompts) -> tuple[Labels, ...]:
-        where = f"kind {self.name}, variant {name!r}"
-        if (
-            not isinstance(pairs, tuple)
-            or not pairs
-            or not all(isinstance(p, Labels) for p in pairs)
-        ):
-            raise InputError(f"{where}: expected a tuple of Labels; got {type(pairs).__name__}.")
-        for pair in pairs:
-            if pair.q.shape != prompts.ids.shape or pair.k.shape != prompts.ids.shape:
-                raise InputError(
-                    f"{where}: labels must have the prompts' shape {prompts.ids.shape}; got "
-                    f"{pair.q.shape} and {pair.k.shape}."
-                )
-            if ((pair.q >= 0) & ~prompts.mask).any() or ((pair.k >= 0) & ~prompts.mask).any():
-                raise InputError(f"{where}: padding has a label; use a negative value there.")
-            if ((pair.q >= 0) & (pairs[0].q < 0)).any():
-                raise InputError(f"{where}: a later pair scores rows that the first does not.")
-        return pairs
-
-    def __post_init__(self) -> None:
-        if self.legacy is not None and self.legacy.variant == "argmax" and not self.candidates:
-            raise InputError(f"kind {self.name}: an argmax verdict needs competing offsets.")
-        if not self.name.isidentifier() or self.name != self.name.lower():
-            raise InputError(f"a kind's name is a lower-case identifier; got {self.name!r}.")
-        if self.null not in ("uniform", "profile"):
-            raise InputError(f"null is 'uniform' or 'profile'; kind {self.name} has {self.null!r}.")
-        unknown = set(self.prompts) - {"random", "natural", "classic"}
-        if unknown or not self.prompts:
-            raise InputError(
-                f"prompts are random, natural or classic; kind {self.name} has {self.prompts!r}."
-            )
+_SINK_ROWS = 64
 
 
 def _offsets(prompts: Prompts) -> Variants:
@@ -136,7 +35,10 @@ def _offsets(prompts: Prompts) -> Variants:
 
 
 def _first_position(prompts: Prompts) -> Variants:
-    alpha = first_position_labels(prompts, rows=slice(0, 64))
+    alpha = first_position_labels(prompts, rows=slice(0, _SINK_ROWS))
+    # the sink metric is defined at one length: shorter documents would give a larger mean
+    whole = prompts.mask.sum(1)[:, None] >= _SINK_ROWS
+    alpha = replace(alpha, q=np.where(whole, alpha.q, NO_QUERY))
     return {"": (first_position_labels(prompts),), "alpha64": (alpha,)}
 
 
@@ -222,22 +124,45 @@ def register(kind: Kind) -> Kind:
     return kind
 
 
-def choose_kinds(names: str | list[str] | tuple[str, ...] | None) -> tuple[Kind, ...]:
-    """The kinds of that name, in the registry's order; None means all.
+def choose_kinds(kinds: str | Kind | Sequence[str | Kind] | None = None) -> tuple[Kind, ...]:
+    """Kinds by name, in the registry's order, then kinds given as values; None means all.
+
+    Args:
+        kinds: names in one text, separated by commas; a `Kind`; or a sequence of names and `Kind`
+            values.
 
     Raises:
-        InputError: a name is not registered.
+        InputError: a name is not registered, none is given, or two kinds share a name.
 
     Example:
         >>> [kind.name for kind in choose_kinds("induction,previous_token")]
         ['previous_token', 'induction']
     """
-    if names is None:
+    if kinds is None:
         return tuple(KINDS.values())
-    wanted = [n.strip() for n in names.split(",")] if isinstance(names, str) else list(names)
-    unknown = [str(name) for name in wanted if name not in KINDS]
-    if unknown or not wanted:
+    every = _listed(kinds)
+    own = [kind for kind in every if isinstance(kind, Kind)]
+    named = [kind for kind in every if not isinstance(kind, Kind)]
+    known = f"known: {', '.join(KINDS)}."
+    if not every:
+        raise InputError(f"no kind is named; {known}")
+    unknown = [str(name) for name in named if not isinstance(name, str) or name not in KINDS]
+    if unknown:
+        raise InputError(f"unknown kind {', '.join(unknown)}; {known}")
+    chosen = (*(kind for kind in KINDS.values() if kind.name in named), *own)
+    names = [kind.name for kind in chosen]
+    if len(set(names)) < len(names):
+        raise InputError(f"two kinds have the same name among {', '.join(names)}; rename one.")
+    return chosen
+
+
+def _listed(kinds: Any) -> list[Any]:
+    if isinstance(kinds, str):  # "induction, offset," names two
+        return [name.strip() for name in kinds.split(",") if name.strip()]
+    if isinstance(kinds, Kind):
+        return [kinds]
+    if not isinstance(kinds, list | tuple | set | frozenset):
         raise InputError(
-            f"unknown kind {', '.join(unknown) or '(none)'}; known: {', '.join(KINDS)}."
+            f"kinds are names, Kind values, or a list of them; got {type(kinds).__name__}."
         )
-    return tuple(kind for kind in KINDS.values() if kind.name in wanted)
+    return list(kinds)

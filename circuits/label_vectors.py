@@ -10,13 +10,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 
 from ..interp.errors import InputError
 from ..interp.probes import Prompts
 
 NO_QUERY, NO_KEY = -1, -2
 """Sentinels of the two sides: different, so that "no label" never matches "no label"."""
+
+
+_LARGEST = np.iinfo(np.int64).max
+
+
+class UnfitPromptsError(InputError):
+    """A kind's labels cannot be built on a set of prompts, which lacks what they are about."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,8 +37,8 @@ class Labels:
         sign: +1, or −1 for mass to be taken off (see `induction` in encoders).
     """
 
-    q: Int[np.ndarray, "document pos"]
-    k: Int[np.ndarray, "document pos"]
+    q: Integer[np.ndarray, "document pos"]
+    k: Integer[np.ndarray, "document pos"]
     strict: bool = False
     sign: int = 1
 
@@ -42,6 +49,10 @@ class Labels:
                 raise InputError(
                     f"labels are whole numbers [document, pos]; {name} is {array.dtype} of shape "
                     f"{array.shape}."
+                )
+            if array.dtype.kind == "u" and array.size and int(array.max()) > _LARGEST:
+                raise InputError(
+                    f"labels are below 2**63, as int64 holds them; {name} has {array.max()}."
                 )
             object.__setattr__(self, name, array.astype(np.int64))
         if self.sign not in (1, -1):
@@ -114,7 +125,9 @@ def induction_labels(prompts: Prompts) -> tuple[Labels, ...]:
 def delimiter_labels(prompts: Prompts) -> Labels:
     """Every row matches the keys that are punctuation, line breaks or separator tokens."""
     if prompts.delimiter is None:
-        raise InputError("the kind delimiter needs a tokenizer that says which tokens are one.")
+        raise UnfitPromptsError(
+            "the kind delimiter needs a tokenizer that says which tokens are one."
+        )
     scored = prompts.mask & _has_choice(prompts)
     return Labels(
         np.where(scored, 0, NO_QUERY),

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from .bootstrap import halves, simultaneous_bounds
+from .atlas_file import NULL_CHECK_COLUMNS
+from .bootstrap import Sample, halves, simultaneous_bounds
 from .excess import permuted_excess
 from .grade import Rule
 from .sums import Sums
@@ -27,8 +28,7 @@ def check_null(sums: Mapping[str, Sums], rule: Rule, *, seed: int = 0) -> pd.Dat
         for draw in range(own.null_mass.shape[2]):
             every = [permuted_excess(own, draw, slot, half) for slot in range(len(own.permuted))]
             bounds = simultaneous_bounds(
-                np.concatenate([e.excess for e in every]),
-                np.concatenate([e.influence for e in every], axis=1),
+                [Sample(name, e.excess, e.influence, half) for e in every],
                 level=rule.level, resamples=rule.resamples, seed=seed + draw,
             )  # fmt: skip
             rows.append(
@@ -42,4 +42,4 @@ def check_null(sums: Mapping[str, Sums], rule: Rule, *, seed: int = 0) -> pd.Dat
                     "p_values": bounds.p,
                 }
             )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=list(NULL_CHECK_COLUMNS))

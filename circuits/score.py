@@ -1,18 +1,23 @@
-"""Run a battery: every kind, every head, one forward pass per batch, sums kept per document."""
+"""Run a battery: every kind, every head, a forward pass per batch, sums kept per document."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from ..interp.attach import AttentionCall, attach
+from ..interp.errors import InputError
 from ..interp.forward import run_base
 from ..interp.probes import Prompts
+from ..interp.sites import Site
 from .batch import Batch
+from .battery import whole_number
 from .kinds import Kind, choose_kinds
+from .label_vectors import Labels, UnfitPromptsError
 from .scoring import Scoring
 from .sums import Sums
 
@@ -23,7 +28,7 @@ _SMALL = 10_000_000  # parameters
 def score(
     model: Any,
     prompts: Prompts,
-    kinds: Sequence[Kind] | str | None = None,
+    kinds: str | Kind | Sequence[str | Kind] | None = None,
     *,
     null_draws: int = 0,
     profile_rows: int = 32,
@@ -38,9 +43,10 @@ def score(
     pattern is ever held.
 
     Args:
-        model: a transformers model.
+        model: a transformers model with one stack.
         prompts: the documents; padding is allowed on either side.
-        kinds: kinds or their names; None scores all that the prompts can serve.
+        kinds: kinds or their names; None scores all that the prompts can serve (without marked
+            delimiters, all but `delimiter`; without a token that comes twice, no copies).
         null_draws: how many times the labels of the content kinds are permuted within each
             document and scored in the same pass.
         profile_rows: rows per document whose weights are exported to estimate the profile.
@@ -52,8 +58,9 @@ def score(
         The sums per document.
 
     Raises:
-        InputError: the model has no attention that can be hooked, a kind cannot be scored on
-            these prompts, or the attention is not finite.
+        InputError: the model has no attention that can be hooked, several stacks or another
+            direction than the prompts, a kind cannot be scored on these prompts or scores no row
+            of them, a number is out of range, or the attention is not finite.
 
     Example:
         >>> import numpy as np
@@ -65,17 +72,24 @@ def score(
         >>> sums.mass.shape
         (2, 32, 1)
     """
-    chosen = choose_kinds(kinds) if kinds is None or isinstance(kinds, str) else tuple(kinds)
+    if not isinstance(prompts, Prompts):
+        raise InputError(f"prompts are a Prompts; got {type(prompts).__name__}.")
+    draws = whole_number("null_draws", null_draws, 0)
+    sampled = whole_number("profile_rows", profile_rows, 0)
+    seed = whole_number("seed", seed, 0)
+    step = max(1, whole_number("batch_tokens", batch_tokens, 1) // prompts.ids.shape[1])
+    chosen = choose_kinds(kinds) if kinds is not None else _served(prompts)
     batch: Batch | None = None
 
     def observe(call: AttentionCall) -> None:
         if batch is not None:  # what `progress` may do with the model is not ours to count
             batch.take(call)
 
-    step = max(1, batch_tokens // prompts.ids.shape[1])
     parts = []
     with attach(model, observers=[observe]) as sites, _few_threads(model):
-        scoring = Scoring(sites, prompts, chosen, null_draws, profile_rows, seed)
+        _check_direction(sites, prompts)
+        scoring = Scoring(sites, prompts, chosen, draws, sampled, seed)
+        _check_rows(scoring)
         for start in range(0, len(prompts), step):
             stop = min(start + step, len(prompts))
             batch = Batch(scoring, slice(start, stop), model.device)
@@ -87,16 +101,103 @@ def score(
     return Sums.join(parts)
 
 
+def one_direction(sites: Sequence[Site]) -> bool:
+    """Whether all queries see earlier keys only; the label vectors depend on it.
+
+    Raises:
+        InputError: the model has several stacks, or layers of both sorts.
+    """
+    stacks = {site.stack for site in sites}
+    if stacks != {""}:
+        raise InputError(
+            f"this model has several stacks ({', '.join(sorted(stacks))}); classify one at a time, "
+            "such as model.get_encoder()."
+        )
+    causal = {site.causal for site in sites}
+    if len(causal) > 1:
+        mixed = next(site.module for site in sites if not site.causal)
+        raise InputError(
+            f"some attention layers are causal and some are not (such as {mixed}); the kinds of "
+            "head are defined for models that are one or the other."
+        )
+    return causal.pop()
+
+
+def _check_direction(sites: Sequence[Site], prompts: Prompts) -> None:
+    causal = one_direction(sites)
+    if causal != prompts.causal:
+        sees = "earlier keys only" if causal else "keys on both sides"
+        raise InputError(
+            f"the model's queries see {sees}, but the prompts were made with "
+            f"causal={prompts.causal}; make them with causal={causal}."
+        )
+
+
+def _served(prompts: Prompts) -> tuple[Kind, ...]:
+    """The registered kinds that score some row of the prompts."""
+    served = []
+    for kind in choose_kinds(None):
+        try:
+            labels = kind.variants(prompts)
+        except UnfitPromptsError:
+            continue
+        if _scores_rows(kind, labels):
+            served.append(kind)
+    if not served:
+        raise InputError(f"no registered kind scores a row of the {prompts.name} prompts.")
+    return tuple(served)
+
+
+def _check_rows(scoring: Scoring) -> None:
+    """Refuse a kind none of whose rows is scored: its heads would all be graded on nothing.
+
+    A companion may be empty, and so may some of the variants that compete, such as offsets
+    beyond the length of the documents.
+    """
+    prompts = scoring.prompts
+    for kind in scoring.kinds:
+        variants = {s.variant: pairs for k, s, pairs in scoring.columns if k is kind}
+        if not _scores_rows(kind, variants):
+            what = "any of its variants" if kind.candidates else "its own statistic"
+            raise InputError(
+                f"kind {kind.name}: {what} scores no row of the {prompts.name} prompts "
+                f"({len(prompts)} documents of up to {int(prompts.mask.sum(1).max())} tokens): "
+                "q_label is negative everywhere. Lengthen the documents (seq_len), or mend the "
+                "kind's labels."
+            )
+
+
+def _scores_rows(kind: Kind, variants: Mapping[str, tuple[Labels, ...]]) -> bool:
+    own = variants.values() if kind.candidates else [variants[""]]
+    return any(bool((pairs[0].q >= 0).any()) for pairs in own)
+
+
+class _Threads:
+    """How many runs hold torch at one thread, and how many threads it had before the first."""
+
+    lock = threading.Lock()
+    holders = 0
+    before = 1
+
+
 @contextmanager
 def _few_threads(model: Any) -> Iterator[None]:
     """One thread for a small model: waiting for the others costs it more than they bring.
 
-    torch's thread count is process-wide; it is restored on exit.
+    torch keeps a count for the process and one for each thread that has asked. Runs may overlap,
+    so the count is noted by the first and given back by every one, to its own thread.
     """
-    threads = torch.get_num_threads()
-    if model.device.type == "cpu" and sum(p.numel() for p in model.parameters()) < _SMALL:
+    if model.device.type != "cpu" or sum(p.numel() for p in model.parameters()) >= _SMALL:
+        yield
+        return
+    with _Threads.lock:
+        if _Threads.holders == 0:
+            _Threads.before = torch.get_num_threads()
+        _Threads.holders += 1
         torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        with _Threads.lock:
+            _Threads.holders -= 1
+            torch.set_num_threads(_Threads.before)

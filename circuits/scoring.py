@@ -95,11 +95,10 @@ class Scoring:
             for index, site in enumerate(self.sites)
         }
 
-    def generators(self, documents: slice) -> Sequence[np.random.Generator]:
-        """One source of randomness per document, whatever batch it falls in."""
-        return [
-            np.random.default_rng((self.seed, 3, n)) for n in range(len(self.prompts))[documents]
-        ]
+    def generators(self, documents: slice, purpose: int) -> Sequence[np.random.Generator]:
+        """One source of randomness per document and purpose, whatever batch it falls in."""
+        numbers = range(len(self.prompts))[documents]
+        return [np.random.default_rng((self.seed, purpose, number)) for number in numbers]
 
     def empty(self, documents: int) -> Sums:
         """Sums of that many documents, all zero."""

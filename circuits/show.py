@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from rich.console import Console
@@ -14,13 +15,13 @@ _STYLE = {"strong": "bold green", "weak": "green"}
 _PER_KIND = 8
 _ENOUGH = 32  # with fewer documents the bootstrap's intervals are rough
 _COLUMNS: tuple[tuple[str, Any], ...] = (
-    ("head", "left"), ("kind", "left"), ("mass", "right"), ("chance", "right"),
-    ("excess [95 %]", "left"), ("text", "right"), ("grade", "left"), ("legacy", "left"),
+    ("head", "left"), ("kind", "left"), ("score", "right"), ("expected", "right"),
+    ("excess [95 %]", "left"), ("natural", "right"), ("grade", "left"), ("legacy", "left"),
 )  # fmt: skip
 _LEGEND = (
-    "mass: mean attention mass on random tokens; text: on natural text. A positional kind's grade "
-    "is the lower of the two, delimiter is measured on text alone. chance: expected mass. [95 %]: "
-    "simultaneous over all rows. legacy: the field's threshold."
+    "score: mean attention mass per row, on random tokens; natural: on natural text. A positional "
+    "kind's grade is the lower of the two, delimiter is measured on natural text alone. expected: "
+    "the score by chance. [95 %]: simultaneous over all rows. legacy: the field's threshold."
 )
 
 
@@ -49,16 +50,13 @@ def show(atlas: HeadAtlas, console: Console | None = None) -> None:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     details = row["details"]
-    text = details.get("natural", {}).get("score")
-    if details["prompts"] == "natural":
-        text = row["score"]
     return (
         row["address"],
         f"{row['kind']} {details['variant']}" if "variant" in details else row["kind"],
         f"{row['score']:.3f}",
         f"{row['expected']:.3f}",
         f"{row['excess']:.2f} [{row['low']:.2f}, {row['high']:.2f}]",
-        "–" if text is None else f"{text:.3f}",
+        "–" if math.isnan(row["natural_score"]) else f"{row['natural_score']:.3f}",
         row["grade"],
         {True: "yes", False: "no", None: "–"}[row["legacy"]],
     )
@@ -73,11 +71,14 @@ def _provenance(atlas: HeadAtlas) -> str:
     ]
     if max(settings["prompts"].values()) < _ENOUGH:
         lines.append(f"fewer than {_ENOUGH} prompts: the intervals are rough")
-    if atlas.null_check is not None:
-        check = atlas.null_check
+    check = atlas.null_check
+    if check is not None and len(check):
+        draws = [
+            f"{sum(own['false_labels'] > 0)} of {len(own)} draws on {name}"
+            for name, own in check.groupby("prompts", sort=False)
+        ]
         lines.append(
-            f"permuted labels: any false label in {sum(check['false_labels'] > 0)} of "
-            f"{len(check)} draws; mean mass {check['mean_score'].mean():.4f}, expected "
-            f"{check['mean_expected'].mean():.4f}"
+            f"permuted labels: any false label in {', '.join(draws)}; mean score "
+            f"{check['mean_score'].mean():.4f}, expected {check['mean_expected'].mean():.4f}"
         )
     return "\n".join(lines)

@@ -94,6 +94,12 @@ def _read(name: str, dtype: torch.dtype) -> tuple[nn.Module, Any]:
 
 def _from_hub(name: str) -> Path:
     """The local copy of a hub model, downloaded when it is not there yet."""
+    meant = [known for known in BUILT_IN if _plain(known) == _plain(name)]
+    if meant:  # nobody else's model of nearly that name should come in its place
+        raise InputError(
+            f"no model {name!r}. Did you mean {meant[0]!r}? Names are lower-case; built in: "
+            f"{_built_in()}."
+        )
     if not _HUB_ID.fullmatch(name) or name.lower().endswith(".gguf") or name.startswith("."):
         raise InputError(f"no file or folder {name!r}. {_hint(name)}")
     from huggingface_hub import snapshot_download
@@ -108,6 +114,11 @@ def _from_hub(name: str) -> Path:
             f"no model {name!r}: it is not built in, not a folder here, and the hub gave nothing "
             f"({type(error).__name__}: {reason}). {_hint(name)}"
         ) from error
+
+
+def _plain(name: str) -> str:
+    """The name without case and punctuation."""
+    return "".join(char for char in name.casefold() if char.isalnum())
 
 
 def _hint(name: str) -> str:

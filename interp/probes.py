@@ -10,17 +10,23 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from .errors import InputError
 from .grammar import natural_text
-from .tokens import windows
+from .tokens import Tokens, windows
 
 MIN_PROMPTS = 16
 """Fewer documents than this leave the bootstrap over documents without meaning."""
+
+MIN_TOKENS = 16
+"""Shorter documents leave too few rows to score."""
+
+PROMPT_SETS = ("random", "natural", "classic")
+"""Names of the sets that the default battery makes."""
 
 # Sennrich 2016: BPE ids follow merge order, so the ends of the id range hold the most and the
 # least common tokens; both have attention habits of their own.
@@ -82,6 +88,15 @@ class Prompts:
         return replace(
             self, ids=self.ids[rows][:, cut], mask=self.mask[rows][:, cut], delimiter=delimiter
         )
+
+    def read_only(self) -> Prompts:
+        """The same prompts, in arrays that cannot be written to through them."""
+        arrays = {"ids": self.ids.view(), "mask": self.mask.view()}
+        if self.delimiter is not None:
+            arrays["delimiter"] = self.delimiter.view()
+        for array in arrays.values():
+            array.flags.writeable = False
+        return replace(self, **arrays)
 
     def columns(self, rows: Any) -> slice:
         """The columns that some of the documents `rows` use."""
@@ -212,7 +227,7 @@ def natural_prompts(
 
     Args:
         tokenizer: turns the text into tokens and names its punctuation.
-        n_prompts: number of windows wanted; a short `text` gives fewer.
+        n_prompts: number of distinct windows wanted; a short `text` gives fewer.
         seq_len: tokens per window, BOS included.
         text: running text; None generates as much as is needed.
         prepend_bos: True, False, or None for the tokenizer's habit.
@@ -220,27 +235,49 @@ def natural_prompts(
         causal: passed on to the label builders.
 
     Raises:
-        InputError: the text is shorter than `MIN_PROMPTS` windows.
+        InputError: the text, the generated one included, has fewer than `MIN_PROMPTS` distinct
+            windows (or fewer than `n_prompts`, where that is less).
     """
-    generated = text is None
-    if text is None:
-        text = natural_text(n_prompts * seq_len, seed=seed)
-    # twice as many as wanted: windows that say the same are dropped below
-    tokens = windows(tokenizer, text, seq_len=seq_len, prepend_bos=prepend_bos, limit=2 * n_prompts)
-    ids, mask = tokens.ids.numpy(), tokens.mask.numpy()
-    full = mask.sum(1) >= max(2, seq_len // 2)  # the rest of the text, if too short, is left out
-    _, first = np.unique(ids[full], axis=0, return_index=True)
-    distinct = np.flatnonzero(full)[np.sort(first)][:n_prompts]  # repeated windows add nothing
-    ids, mask = ids[distinct], mask[distinct]
-    if len(ids) < min(MIN_PROMPTS, n_prompts) and not generated:
-        total = int(tokens.mask.sum())
-        raise InputError(
-            f"the text gives {len(ids)} distinct windows of {seq_len} tokens; statistics over "
-            f"documents need {MIN_PROMPTS}. The text has {total} tokens: pass a longer text, or a "
-            f"sequence length of {max(16, total // MIN_PROMPTS)} or less."
-        )
+    running = natural_text(n_prompts * seq_len, seed=seed) if text is None else text
+    tokens, distinct = _distinct_windows(tokenizer, running, n_prompts, seq_len, prepend_bos)
+    ids, mask = tokens.ids.numpy()[distinct], tokens.mask.numpy()[distinct]
+    if len(ids) < min(MIN_PROMPTS, n_prompts):
+        _refuse_text(tokens, len(ids), seq_len, generated=text is None)
     delimiter = delimiters(tokenizer, ids) & mask
     return Prompts("natural", ids, mask, tokens.bos, delimiter, causal)
+
+
+def _distinct_windows(
+    tokenizer: Any, text: str, n_prompts: int, seq_len: int, prepend_bos: bool | None
+) -> tuple[Tokens, Int[np.ndarray, " window"]]:
+    """Windows of the text, and the first `n_prompts` of them that say something new."""
+    limit = 2 * n_prompts
+    while True:
+        tokens = windows(tokenizer, text, seq_len=seq_len, prepend_bos=prepend_bos, limit=limit)
+        ids, full = tokens.ids.numpy(), tokens.mask.numpy().sum(1) >= max(2, seq_len // 2)
+        _, first = np.unique(ids[full], axis=0, return_index=True)
+        distinct = np.flatnonzero(full)[np.sort(first)][:n_prompts]
+        if len(distinct) == n_prompts or len(ids) < limit:  # enough, or the text has ended
+            return tokens, distinct
+        limit *= 4
+
+
+def _refuse_text(tokens: Tokens, found: int, seq_len: int, *, generated: bool) -> NoReturn:
+    what = f"{found} distinct window{'' if found == 1 else 's'} of {seq_len} tokens"
+    need = f"statistics over documents need {MIN_PROMPTS}"
+    if generated:
+        raise InputError(
+            f"under this tokenizer the generated English text gives {what}; {need}. Pass a text "
+            "in a language that the tokenizer knows."
+        )
+    total = int(tokens.mask.sum())
+    shorter = total // MIN_PROMPTS
+    helps = MIN_TOKENS <= shorter < seq_len  # where windows repeat, no length helps
+    raise InputError(
+        f"the text gives {what} ({total} tokens in {len(tokens.ids)} windows, those that say the "
+        f"same counted once); {need}. Pass a longer or more varied text"
+        + (f", or a sequence length of {shorter} or less." if helps else ".")
+    )
 
 
 def delimiters(

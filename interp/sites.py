@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 
 from .errors import InputError
 from .heads import HeadId
+from .switch import own_implementations
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,10 @@ def attention_sites(model: nn.Module) -> tuple[Site, ...]:
     alone.
 
     Raises:
-        InputError: a model in a TransformerLens wrapper; no attention; attention outside
-            transformers' registry, in all layers or in some; weights shared between layers; sparse
-            attention; a weight that is not finite; or hooked outputs that differ from the
-            model's own.
+        InputError: no model, such as a name; a model in a TransformerLens wrapper; no attention;
+            attention outside transformers' registry, in all layers or in some; weights shared
+            between layers; sparse attention; a weight that is not finite; a forward that breaks
+            with its attention hooked; or hooked outputs that differ from the model's own.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -96,6 +98,8 @@ def hook_drift(model: nn.Module) -> float:
 
 
 def _survey(model: nn.Module) -> _Survey:
+    if not isinstance(model, nn.Module):
+        raise InputError(_not_a_model(model))
     _refuse_bridge(model)
     if not isinstance(model, PreTrainedModel):
         raise InputError(
@@ -113,14 +117,21 @@ def _survey(model: nn.Module) -> _Survey:
         return known
 
 
+def _not_a_model(value: object) -> str:
+    name = value if isinstance(value, str) else "tiny"
+    given = repr(value) if isinstance(value, str) else type(value).__name__
+    return (
+        f"expected a transformers model; got {given}. Load one first: "
+        f"model, tokenizer = headatlas.load({name!r})."
+    )
+
+
 def _fingerprint(model: nn.Module) -> int:
     """What a survey depends on: the tree of modules, the kind of each weight, the implementation.
 
     The tree is walked by hand: `named_modules` and `parameters` cost a small model's short forward
     several per cent.
     """
-    from .attach import own_implementations  # which needs Site from here
-
     found: list[Any] = [own_implementations(model)]
     queue, seen = [model], {id(model)}
     while queue:

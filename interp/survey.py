@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .attach import AttentionCall, Edit, Frame, hooked, is_copy, is_switched
+from .attach import AttentionCall, Edit, Frame, hooked
 from .errors import InputError
 from .forward import embedding_weight, undisturbed
 from .pattern import masked_scores
 from .sites import Site
+from .switch import is_copy, is_switched
 
 PROBE_TOKENS = 8
 DECODER_TOKENS = 5  # fewer, so that cross-attention shows by its shape
@@ -45,16 +47,33 @@ def examine(model: PreTrainedModel) -> tuple[tuple[Site, ...], float]:
     inputs = _probe_inputs(model)
     with undisturbed(model), torch.no_grad():
         own = _run_alone(model, inputs)
-        calls, seen = _list_calls(model, inputs)
+        with _said_plainly(model):
+            calls, seen = _list_calls(model, inputs)
         _check_calls(model, [site.module for site in calls])
         sites = _number(calls)
         drift = _distance(seen, own)
         _check_exact(model, drift, own.dtype, "hooked outputs differ from its own by a relative")
-        cut = _distance(*(_run_cut(model, inputs, sites, target) for target in ("z", "pattern")))
+        with _said_plainly(model):
+            cut = _distance(*(_run_cut(model, inputs, sites, to) for to in ("z", "pattern")))
         _check_exact(
             model, cut, own.dtype, "removing a head through z or through its pattern differs by"
         )
     return sites, drift
+
+
+@contextmanager
+def _said_plainly(model: nn.Module) -> Iterator[None]:
+    """One plain error where a forward that ran by itself breaks with our attention in place."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise InputError(
+            f"{type(model).__name__} cannot be hooked: it runs alone, but not with its attention "
+            f"and masks replaced ({reason}). The model is not supported."
+        ) from error
 
 
 def _list_calls(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[list[Site], Tensor]:
@@ -256,9 +275,3 @@ def is_encoder_decoder(model: PreTrainedModel) -> bool:
     """Whether `model` runs an encoder and a decoder, as opposed to either of them alone."""
     takes = inspect.signature(model.forward).parameters
     return bool(model.config.is_encoder_decoder) and "decoder_input_ids" in takes
-
-
-def run_probe(model: PreTrainedModel) -> None:
-    """Run `model` on the survey's tokens, in eval mode, for whoever is attached to it."""
-    with undisturbed(model), torch.no_grad():
-        _output(model, _probe_inputs(model))

@@ -53,7 +53,7 @@ def _cells(tokens, bos, marks):
     found = {
         "previous_token": {i: [i - 1] for i in range(1, n)},
         "first_position": {i: [0] for i in range(1, n)},
-        "first_position:alpha64": {i: [0] for i in range(min(64, n))},
+        "first_position:alpha64": {i: [0] for i in range(64)} if n >= 64 else {},
         "current_token": {i: [i] for i in range(1, n)},
     }
     for back in range(1, 9):

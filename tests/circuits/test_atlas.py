@@ -1,6 +1,7 @@
 """The result object: questions, cards, files, and hostile files."""
 
 import dataclasses
+import io
 import json
 import math
 
@@ -9,9 +10,12 @@ import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from headatlas.circuits.atlas import HeadAtlas
-from headatlas.circuits.atlas_file import _NUMBERS, COLUMNS, read_atlas
+from headatlas.circuits.atlas_check import NULL_CHECK_COLUMNS, NUMBERS
+from headatlas.circuits.atlas_file import COLUMNS, NATURAL, read_atlas
+from headatlas.circuits.show import show
 from headatlas.interp.errors import InputError
 from headatlas.interp.heads import HeadId
 
@@ -21,9 +25,22 @@ def row(layer, head, kind, excess, grade, **changes):
         "site": "", "layer": layer, "head": head, "kind": kind, "score": excess + 0.1,
         "expected": 0.1, "excess": excess, "low": excess - 0.05, "high": excess + 0.05, "n": 500,
         "grade": grade, "legacy": excess > 0.3, "evidence": "pattern only",
-        "details": {"prompts": "random", "halves": [excess, excess]},
+        "details": {
+            "prompts": "random", "halves": [excess, excess], "companions": {"alpha64": 0.3},
+            "natural": {
+                "score": excess, "expected": 0.1, "excess": excess - 0.1, "low": excess - 0.2,
+                "high": excess, "grade": grade,
+            },
+        },
     }  # fmt: skip
     return values | changes
+
+
+MODEL = {"name": "m<b>", "dtype": "float32", "hook_drift": 1e-7, "heads": 4}
+SETTINGS = {
+    "seed": 0, "bos": True, "prompts": {"random": 16, "natural": 16},
+    "seq_len": {"random": 64, "natural": 64},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -34,9 +51,9 @@ def atlas():
         row(1, 0, "previous_token", 0.12, "ambiguous"),
         row(1, 1, "previous_token", 0.0, "none", evidence="none"),
         row(0, 0, "delimiter", 0.0, "none", legacy=None, score=math.nan),
-        row(1, 1, "delimiter", 0.5, "strong", legacy=None),
+        row(1, 1, "delimiter", 0.5, "strong", legacy=None, details={"prompts": "natural"}),
+        row(1, 0, "induction", 0.5, "strong", details={"prompts": "random"}),
     ]
-    model = {"name": "m<b>", "dtype": "float32"}
     check = pd.DataFrame(
         [
             {
@@ -45,31 +62,96 @@ def atlas():
             }
         ]
     )  # fmt: skip
-    return HeadAtlas(pd.DataFrame(rows), model, {"torch": "2"}, {"seed": 0}, check)
+    return HeadAtlas(pd.DataFrame(rows), dict(MODEL), {"torch": "2"}, dict(SETTINGS), check)
 
 
 def test_heads_by_grade_in_falling_order(atlas):
     assert atlas.heads("previous_token") == [HeadId("", 0, 0), HeadId("", 0, 1)]
     assert atlas.heads("previous_token", "strong") == [HeadId("", 0, 0)]
     assert len(atlas.heads("previous_token", grade="none")) == 4
-    with pytest.raises(InputError, match="not scored; scored: previous_token, delimiter"):
-        atlas.heads("induction")
+    with pytest.raises(InputError, match="not scored; scored: previous_token, delimiter, in"):
+        atlas.heads("current_token")
     with pytest.raises(InputError, match="grades are none, ambiguous, weak, strong"):
         atlas.heads("delimiter", grade="good")
 
 
 def test_table_and_card(atlas):
     table = atlas.table()
-    assert table["address"].tolist() == ["L0H0", "L0H1", "L1H1"]
-    assert len(atlas.table(grade="none")) == 6
+    assert table["address"].tolist() == ["L0H0", "L0H1", "L1H1", "L1H0"]
+    assert len(atlas.table(grade="none")) == 7
     card = atlas["L0H0"]
     assert card.labels == {"previous_token": "strong"}
     assert card["previous_token"]["n"] == 500
-    assert "L0H0: previous_token (strong)" in repr(card)
+    lines = repr(card).splitlines()
+    assert lines[0] == "L0H0: previous_token (strong)"
+    assert lines[1] == (
+        "  previous_token   score 1.000, expected 0.100, excess +0.900 [+0.850, +0.950] on random "
+        "(n 500); on natural 0.900, excess +0.800 [+0.700, +0.900], strong; alpha64 0.300; grade "
+        "strong; legacy yes; evidence pattern only"
+    )
+    assert "score –, expected 0.100" in lines[2]
     with pytest.raises(InputError, match="no head L7H0 in this atlas"):
         atlas["L7H0"]
     with pytest.raises(InputError, match="a head is written L18H6"):
         atlas["18.6"]
+
+
+def test_an_atlas_contains_its_heads(atlas):
+    everyone = [HeadId("", layer, head) for layer in (0, 1) for head in (0, 1)]
+    assert list(atlas) == everyone
+    assert len(atlas) == atlas.n_heads == 4
+    assert all(head in atlas and str(head) in atlas for head in everyone)
+    for foreign in ("L7H0", "enc.L0H0", "nonsense", "L0KV0", 3, None, ("", 0, 0)):
+        assert foreign not in atlas
+
+
+def test_heads_that_do_something_besides(atlas):
+    every = {"previous_token": "strong"}, {"previous_token": "weak"}
+    assert atlas.labels() == {
+        HeadId("", 0, 0): every[0],
+        HeadId("", 0, 1): every[1],
+        HeadId("", 1, 0): {"induction": "strong"},
+        HeadId("", 1, 1): {"delimiter": "strong"},
+    }
+    besides = atlas.labels(exclude="previous_token")
+    assert list(besides) == [HeadId("", 1, 0), HeadId("", 1, 1)]
+    assert list(atlas.labels(exclude=("previous_token", "induction"))) == [HeadId("", 1, 1)]
+    assert HeadId("", 1, 0) not in atlas.labels(exclude={"induction"})
+    assert "previous_token" in atlas.labels(grade="ambiguous")[HeadId("", 1, 0)]
+    with pytest.raises(InputError, match="'sink' was not scored"):
+        atlas.labels(exclude="sink")
+    with pytest.raises(InputError, match="grades are"):
+        atlas.labels(grade="good")
+
+
+def test_the_numbers_that_decide_stand_in_columns(atlas, tmp_path):
+    """A positional kind's grade is the lower of two: both intervals are in the table."""
+    table = atlas.table().set_index("kind")
+    assert list(atlas.table())[5:10] == ["low", "high", *NATURAL]
+    numbers = table[list(NATURAL)]
+    assert numbers.loc["previous_token"].to_numpy().tolist()[0] == pytest.approx([0.9, 0.7, 0.9])
+    assert numbers.loc["delimiter"].tolist() == pytest.approx([0.6, 0.45, 0.55])  # its own
+    assert numbers.loc["induction"].isna().all()  # never scored there
+    for read, suffix in ((pd.read_csv, ".csv"), (pd.read_parquet, ".parquet")):
+        frame = read(atlas.save(tmp_path / f"a{suffix}"))
+        assert frame["natural_low"].tolist() == pytest.approx(
+            [0.7, 0.0, -0.08, -0.2, -0.2, 0.45, math.nan], nan_ok=True
+        )
+
+
+def test_files_of_before_the_columns_can_be_read(atlas, tmp_path):
+    import pyarrow.parquet as pq
+
+    path = atlas.save(tmp_path / "a.parquet")
+    pq.write_table(pq.read_table(path).drop_columns([*NATURAL]), path)
+    assert list(HeadAtlas.load(path).rows) == list(COLUMNS)
+
+
+def test_what_could_not_be_read_again_is_not_written(atlas, tmp_path):
+    for change in ({"model": {}}, {"settings": {}}, {"model": MODEL | {"name": "\x1b[31m"}}):
+        with pytest.raises(InputError, match=r"model\.name|settings\.seed"):
+            dataclasses.replace(atlas, **change).save(tmp_path / "a.json")
+    assert not list(tmp_path.iterdir())
 
 
 def test_summary_counts(atlas):
@@ -109,7 +191,7 @@ def test_json_has_the_documented_fields(atlas, tmp_path):
 
 def test_csv_holds_the_rows(atlas, tmp_path):
     frame = pd.read_csv(atlas.save(tmp_path / "a.csv"))
-    assert list(frame) == list(COLUMNS)
+    assert set(frame) == {*COLUMNS, *NATURAL}
     assert json.loads(frame["details"][0])["halves"] == [0.9, 0.9]
 
 
@@ -148,6 +230,25 @@ def test_bad_targets_are_refused_and_nothing_is_lost(atlas, tmp_path):
         (lambda c: c.update(schema_version=True), "schema_version is True"),
         (lambda c: c.update(null_check=[{}]), "null_check"),
         (lambda c: c["heads"][0].update(score="much"), "not a number"),
+        (lambda c: c["heads"][0].update(low=2, high=1), "low above its high"),
+        (lambda c: c["heads"][0].update(low=None), "a label and no numbers"),
+        (lambda c: c["heads"][0].update(details={}), "no prompt set"),
+        (lambda c: c["heads"][0]["details"].update(variant=3), "variant that is not a text"),
+        (lambda c: c["heads"][0]["details"].update(companions=[1]), "companions"),
+        (lambda c: c["heads"][0]["details"].update(natural={}), "a further prompt set"),
+        (lambda c: c["heads"][0]["details"]["natural"].update(low=9), "a further prompt set"),
+        (lambda c: c.update(model={}), r"model\.name"),
+        (lambda c: c["model"].update(name="\x1b[31m"), r"model\.name"),
+        (lambda c: c["model"].update(hook_drift=None), "hook_drift"),
+        (lambda c: c.update(versions={"torch": 2}), "versions are not"),
+        (lambda c: c.update(settings={}), r"settings\.seed"),
+        (lambda c: c["settings"].update(bos=0), r"settings\.bos"),
+        (lambda c: c["settings"].update(prompts={}), r"settings\.prompts"),
+        (lambda c: c["settings"].update(seq_len={"random": 9}), r"settings\.seq_len"),
+        (lambda c: c["null_check"][0].update(false_labels="0"), "null_check"),
+        (lambda c: c["null_check"][0].update(mean_score=None), "null_check"),
+        (lambda c: c["null_check"][0].update(p_values=[2]), "null_check"),
+        (lambda c: c["null_check"][0].update(prompts="other"), "null_check"),
     ],
 )
 def test_wrong_content_is_named(atlas, tmp_path, change, message):
@@ -156,6 +257,24 @@ def test_wrong_content_is_named(atlas, tmp_path, change, message):
     change(content)
     path.write_text(json.dumps(content))
     with pytest.raises(InputError, match=message):
+        HeadAtlas.load(path)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "1e999"])
+@pytest.mark.parametrize("place", ["settings", "details"])
+def test_numbers_that_are_none_are_refused_wherever_they_stand(atlas, tmp_path, number, place):
+    path = atlas.save(tmp_path / "a.json")
+    seed, halves = '"seed": 0', '"halves": ['
+    text = path.read_text()
+    assert seed in text
+    assert halves in text
+    changed = (
+        text.replace(seed, f'"other": {number}, {seed}')
+        if place == "settings"
+        else text.replace(halves, f'"other": {number}, {halves}', 1)
+    )
+    path.write_text(changed)
+    with pytest.raises(InputError, match="is not an atlas"):
         HeadAtlas.load(path)
 
 
@@ -210,6 +329,12 @@ json_values = st.recursive(
 )  # fmt: skip
 
 
+def shown(atlas):
+    """Everything a reader may ask of an atlas, which no file that loads may break."""
+    show(atlas, Console(file=io.StringIO()))
+    return [repr(atlas), atlas._repr_html_(), *(repr(atlas[head]) for head in atlas)]
+
+
 @FUZZ
 @given(field=st.sampled_from(COLUMNS), value=json_values)
 def test_any_json_value_in_any_field(atlas, tmp_path, field, value):
@@ -218,11 +343,45 @@ def test_any_json_value_in_any_field(atlas, tmp_path, field, value):
     content["heads"][1][field] = value
     path.write_text(json.dumps(content))
     try:
-        rows, _, _ = read_atlas(path)
+        loaded = HeadAtlas.load(path)
     except InputError:
         return
-    got = rows[field][1]
-    if field in _NUMBERS and value is None:
+    got = loaded.rows[field][1]
+    if field in NUMBERS and value is None:
         assert np.isnan(got)
     else:
         assert got == value or got is value is None
+    assert shown(loaded)
+
+
+PLACES = [
+    *(("heads", 1, "details", name) for name in ("prompts", "variant", "companions", "natural")),
+    ("heads", 1, "details", "companions", "alpha64"),
+    *(("heads", 1, "details", "natural", name) for name in (*NUMBERS, "grade")),
+    *(("model", name) for name in MODEL),
+    *(("settings", name) for name in SETTINGS),
+    ("settings", "prompts", "random"),
+    ("settings", "seq_len", "natural"),
+    ("versions", "torch"),
+    ("null_check",),
+    *(("null_check", 0, name) for name in NULL_CHECK_COLUMNS),
+    ("null_check", 0, "p_values", 0),
+]
+
+
+@FUZZ
+@given(place=st.sampled_from(PLACES), value=json_values)
+def test_any_json_value_in_any_nested_place(atlas, tmp_path, place, value):
+    """A file that loads can be shown, whatever stands in it."""
+    path = atlas.save(tmp_path / "a.json")
+    content = inner = json.loads(path.read_text())
+    for step in place[:-1]:
+        inner = inner[step]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(content))
+    try:
+        loaded = HeadAtlas.load(path)
+    except InputError:
+        return
+    assert shown(loaded)
+    loaded.save(tmp_path / "b.parquet")

@@ -9,6 +9,7 @@ import torch
 from transformers import BertConfig, BertModel, T5Config, T5ForConditionalGeneration
 
 import headatlas as ha
+from headatlas.circuits.kind import Legacy
 from headatlas.circuits.kinds import KINDS, Kind
 from headatlas.circuits.label_vectors import Labels
 from headatlas.interp.errors import InputError
@@ -100,7 +101,7 @@ def test_refusals():
             ha.classify(model, tokenizer, **settings)
     with pytest.raises(InputError, match="a text needs a tokenizer"):
         ha.classify(model, None, text="Some text.")
-    with pytest.raises(InputError, match="pass a longer text, or a sequence length of"):
+    with pytest.raises(InputError, match="Pass a longer or more varied text"):
         ha.classify(model, tokenizer, text=natural_text(100, seed=0), seq_len=64)
     with pytest.raises(InputError, match="unknown kind"):
         ha.classify(model, tokenizer, kinds=["inductions"])
@@ -112,6 +113,92 @@ def test_refusals():
     )  # fmt: skip
     with pytest.raises(InputError, match=r"several stacks .* model\.get_encoder"):
         ha.classify(t5.eval(), None, prompts=16, seq_len=32)
+
+
+@pytest.mark.parametrize("given", ["previous_token,offset", "current_token", "own", "best"])
+def test_null_draws_where_no_labels_are_permuted_are_refused(given):
+    own = {"own": Kind("own", "x", KINDS["current_token"].labels)}
+    best = Kind("best", "x", KINDS["offset"].labels, null="profile", candidates=True)
+    kinds = {**own, "best": best}.get(given, given)
+    with pytest.raises(InputError, match="null draws permute the labels of content kinds only"):
+        ha.classify(*ha.load("tiny"), kinds=kinds, prompts=16, seq_len=48, null_draws=2)
+
+
+def test_null_draws_without_a_tokenizer_are_of_random_tokens():
+    atlas = ha.classify(ha.load("tiny")[0], None, prompts=16, seq_len=48, null_draws=1)
+    assert atlas.null_check is not None
+    assert set(atlas.null_check["prompts"]) == {"random"}
+
+
+def test_a_text_that_no_kind_reads_is_refused():
+    model, tokenizer = ha.load("tiny")
+    text = natural_text(1200, seed=0)
+    with pytest.raises(InputError, match="no kind among duplicate_token, induction is scored on"):
+        ha.classify(model, tokenizer, kinds="induction,duplicate_token", text=text)
+    # read for its legacy verdict alone, it is read
+    legacy = Legacy("", "natural", 0.4, "x")
+    kind = Kind("own", "x", KINDS["induction"].labels, prompts=("random",), legacy=legacy)
+    own = ha.classify(model, tokenizer, kinds=kind, text=text, prompts=16, seq_len=32)
+    assert own.settings["prompts"] == {"random": 16, "natural": 16}
+
+
+@pytest.mark.parametrize("null", ["uniform", "profile"])
+def test_a_kind_that_scores_no_row_is_refused(null):
+    """Such as one about the 50th token, on documents of 32."""
+
+    def fifty_back(prompts):
+        place = prompts.position
+        return {"": (Labels(np.where(place >= 50, place - 50, -1), place),)}
+
+    kind = Kind("fifty_back", "Mean weight 50 back.", fifty_back, null=null)
+    message = r"kind fifty_back: its own statistic scores no row of the random .* up to 32 tokens"
+    with pytest.raises(InputError, match=message):
+        ha.classify(*ha.load("tiny"), kinds=kind, prompts=16, seq_len=32)
+    assert ha.classify(*ha.load("tiny"), kinds=kind, prompts=16, seq_len=64).n_heads == 32
+
+
+def test_a_context_too_short_to_score_on_is_refused(tiny):
+    model = tiny("gpt2", n_positions=10)
+    for seq_len in (None, 16):
+        with pytest.raises(InputError, match="context of 10 tokens is too short to score on"):
+            ha.classify(model, None, kinds="offset", prompts=16, seq_len=seq_len)
+    short = ha.classify(tiny("gpt2", n_positions=16), None, kinds="offset", prompts=16)
+    assert short.settings["seq_len"] == {"random": 16}
+
+
+def test_the_sink_metric_needs_64_tokens():
+    model, tokenizer = ha.load("tiny")
+    verdicts = [
+        set(
+            ha.classify(model, tokenizer, kinds="first_position", prompts=16, seq_len=n).rows[
+                "legacy"
+            ]
+        )
+        for n in (63, 64)
+    ]
+    assert verdicts == [{None}, {True, False}]
+
+
+def test_a_model_attached_elsewhere_is_described_as_its_own():
+    model, _ = ha.load("tiny")
+    with ha.attach(model):
+        atlas = ha.classify(model, None, kinds="offset", prompts=16, seq_len=32)
+    assert atlas.model["implementation"] == "sdpa"
+    model.set_attn_implementation("eager")
+    atlas = ha.classify(model, None, kinds="offset", prompts=16, seq_len=32)
+    assert atlas.model["implementation"] == "eager"
+
+
+def test_what_classify_makes_can_be_saved_read_and_shown(tmp_path):
+    model, tokenizer = ha.load("tiny")
+    model.name_or_path = "folder\x1b[31m"
+    atlas = ha.classify(model, tokenizer, prompts=16, seq_len=48, null_draws=1)
+    for suffix in (".json", ".parquet"):
+        loaded = ha.HeadAtlas.load(atlas.save(tmp_path / f"a{suffix}"))
+        assert repr(loaded) == repr(atlas)
+        assert "\x1b" not in repr(loaded)
+        assert [repr(loaded[head]) for head in loaded] == [repr(atlas[head]) for head in atlas]
+        assert loaded.table(grade="none").equals(atlas.table(grade="none"))
 
 
 def test_training_mode_makes_no_difference():

@@ -47,22 +47,27 @@ def test_classify_prints_a_table_and_writes_json(tmp_path, long_text):
     assert len(content["settings"]["text_sha256"]) == 64
 
 
-def test_classify_of_one_kind_to_parquet(tmp_path):
+def test_classify_of_some_kinds_to_parquet(tmp_path):
+    """An option of names may be repeated, and a comma at the end names nothing."""
     out = tmp_path / "out.parquet"
     done = run(
-        "classify", "tiny", "--kinds", "induction", "--prompts", 16, "--seq-len", 48, "-o", out
-    )
+        "classify", "tiny", "--kinds", "induction,", "--kinds", "current_token", "--prompts", 16,
+        "--seq-len", 48, "-o", out,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert set(pd.read_parquet(out)["kind"]) == {"induction"}
+    assert set(pd.read_parquet(out)["kind"]) == {"induction", "current_token"}
+    assert not done.stderr  # progress is for terminals
 
 
 def test_plot_writes_a_page(tmp_path):
     text, out = tmp_path / "text.txt", tmp_path / "page.html"
     text.write_text("The <b>cat</b> sat. </script><script>alert(1)</script>")
-    done = run("plot", "--heads", "L1H0,L2H3", "--text", text, "-o", out)
+    done = run("plot", "--heads", "L1H0,L2H3,", "--heads", "L1H0, L3H1", "--text", text, "-o", out)
     assert done.returncode == 0, done.stderr
+    assert "3 pattern(s)" in done.stdout
     page = out.read_text()
     assert "L2H3" in page
+    assert "L3H1" in page
     assert "<script>alert(1)" not in page
 
 
@@ -92,6 +97,11 @@ def user_errors(tmp_path, long_text):
         ("classify", mamba, "--kinds", "induction"): "attention",
         ("classify", nan, "--kinds", "delimiter"): "not finite",
         ("classify", "--kinds", "nonsense"): "unknown kind nonsense",
+        ("classify", "--kinds", " ,"): "no kind is named; known: previous_token",
+        ("classify", "Tiny"): "Did you mean 'tiny'?",
+        # refused before the model is looked for
+        ("classify", "no-model", "--kinds", "induction", "--text", long_text): "go unread",
+        ("classify", "no-model", "--kinds", "offset", "--null-draws", 3): "null draws permute",
         ("classify", "--text", tmp_path / "missing.txt"): "missing.txt",
         ("classify", "--text", empty): "empty",
         ("classify", "--text", binary): "binary.txt",
@@ -105,6 +115,7 @@ def user_errors(tmp_path, long_text):
         ("clasify",): "clasify",
         ("classify", "--seq-len", 256, "--text", long_text, "--prompts", 64, "--kinds", "no"): "no",
         ("plot", "--heads", "nonsense"): "L18H6",
+        ("plot", "--heads", ", ,"): "--heads names no head",
         ("plot", "--heads", "L99H0"): "L99H0",
         ("plot", "--text", long_text): "context",
         ("plot", "-o", tmp_path / "page.gif"): ".html",
@@ -135,7 +146,7 @@ def test_user_errors_end_in_one_line_and_status_2(tmp_path, long_text):
     results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     assert len(results) == len(cases)
     for (command, expected), (status, error) in zip(cases, results, strict=True):
-        lines = [line for line in error.splitlines() if line.strip()]
+        lines = error.splitlines()
         assert status == 2, (command, error)
         assert len(lines) == 1, (command, error)
         assert lines[0].startswith("headatlas: "), (command, error)
@@ -166,11 +177,21 @@ def test_the_table_fits_eighty_columns_and_the_null_check_is_said():
     assert done.returncode == 0, done.stderr
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
     header = next(line for line in done.stdout.splitlines() if line.strip().startswith("head "))
-    assert " ".join(header.split()) == "head kind mass chance excess [95 %] text grade legacy"
-    assert "permuted labels: any false label in" in done.stdout
+    assert " ".join(header.split()) == "head kind score expected excess [95 %] natural grade legacy"
+    summary = " ".join(done.stdout.split())
+    assert "permuted labels: any false label in" in summary
+    assert "of 2 draws on random" in summary
+    assert "of 2 draws on natural" in summary
+    assert "score: mean attention mass per row" in summary
     assert "fewer than 32 prompts: the intervals are rough" in done.stdout
 
 
 def test_help_and_version_work():
-    assert "classify" in run("--help").stdout
+    for arguments in ((), ("--help",)):
+        done = run(*arguments)
+        assert done.returncode == 0
+        assert not done.stderr
+        lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
+        assert {"classify", "plot"} <= {line[0] for line in lines}
+    assert "--null-draws" in run("classify", "--help").stdout
     assert run("--version").stdout.startswith("headatlas ")

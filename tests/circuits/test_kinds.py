@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from headatlas.circuits.kind import Legacy
 from headatlas.circuits.kinds import KINDS, Kind, choose_kinds, register
 from headatlas.circuits.label_vectors import (
     Labels,
@@ -127,8 +128,10 @@ def test_choose_keeps_the_registry_order_and_names_the_unknown():
     ]
     with pytest.raises(InputError, match=r"unknown kind nonsense; known: previous_token"):
         choose_kinds("nonsense")
-    with pytest.raises(InputError, match="unknown kind"):
-        choose_kinds("")
+    assert [k.name for k in choose_kinds("induction,")] == ["induction"]
+    for empty in ("", " ,", []):
+        with pytest.raises(InputError, match="no kind is named; known: previous_token"):
+            choose_kinds(empty)
 
 
 def test_register_refuses_a_taken_name_and_a_bad_kind():
@@ -139,8 +142,19 @@ def test_register_refuses_a_taken_name_and_a_bad_kind():
         Kind("Two words", "x", kind.labels)
     with pytest.raises(InputError, match="uniform"):
         Kind("two_back", "x", kind.labels, null="gauss")
-    with pytest.raises(InputError, match="random, natural or classic"):
-        Kind("two_back", "x", kind.labels, prompts=("wikipedia",))
+    for prompts in (("wikipedia",), (), ("random", "random")):
+        with pytest.raises(InputError, match="random, natural or classic, each once"):
+            Kind("two_back", "x", kind.labels, prompts=prompts)
+    with pytest.raises(InputError, match="reads one of random, natural, classic; got 'nonsense'"):
+        Legacy("", "nonsense", 0.4, "x")
+
+
+def test_kinds_and_names_may_be_mixed():
+    own = kind_of({})
+    assert [k.name for k in choose_kinds([own, "induction"])] == ["induction", "own"]
+    assert choose_kinds(own) == (own,)
+    with pytest.raises(InputError, match="two kinds have the same name among induction, induc"):
+        choose_kinds(["induction", KINDS["induction"]])
 
 
 def kind_of(variants, **options):
@@ -159,6 +173,7 @@ def kind_of(variants, **options):
         ({"": "short"}, "must have the prompts' shape"),
         ({"": "padded"}, "padding has a label"),
         ({"": "unequal"}, "a later pair scores rows that the first does not"),
+        ({"": "pair", "\x1b": "pair"}, "printable text"),
     ],
 )
 def test_a_kind_that_cannot_be_scored_is_named(variants, message):
@@ -177,6 +192,68 @@ def test_a_kind_that_cannot_be_scored_is_named(variants, message):
         }
     with pytest.raises(InputError, match=f"kind own.*{message}"):
         kind_of(variants).variants(p)
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["best", "worst"], r"offsets, -8 to \+8; got 'best'"),
+        (["-1", "+9"], r"offsets, -8 to \+8; got '\+9'"),
+        (["-1", "2"], r"offsets, -8 to \+8; got '2'"),
+        (["-1", ""], "the variant named '', which competing variants"),
+    ],
+)
+def test_an_argmax_verdict_reads_offsets(names, message):
+    rule = Legacy("argmax", "natural", 0.9, "x")
+    pair = Labels(np.array([[-1, 0, 0, -1]]), np.array([[0, 1, 2, -2]]))
+    p = prompts([BOS, A, B, 0])
+    with pytest.raises(InputError, match=message):
+        kind_of(dict.fromkeys(names, (pair,)), candidates=True, legacy=rule).variants(p)
+    offsets = {"-1": (pair,), "+0": (pair,), "+8": (pair,)}
+    assert kind_of(offsets, candidates=True, legacy=rule).variants(p) == offsets
+    with pytest.raises(InputError, match="needs competing offsets"):
+        kind_of(offsets, legacy=rule)
+
+
+def test_a_legacy_verdict_reads_a_variant_that_is_there():
+    pair = Labels(np.array([[-1, 0, 0, -1]]), np.array([[0, 1, 2, -2]]))
+    kind = kind_of({"": (pair,)}, legacy=Legacy("other", "natural", 0.4, "x"))
+    with pytest.raises(InputError, match="its legacy verdict reads 'other'"):
+        kind.variants(prompts([BOS, A, B, 0]))
+
+
+def test_a_builder_cannot_change_the_prompts_of_other_kinds():
+    p = prompts([BOS, A, B, C], delimiter=[[0, 1, 0, 0]])
+    before = p.ids.copy(), p.mask.copy(), p.delimiter.copy()
+    for name in ("ids", "mask", "delimiter"):
+
+        def spoil(given, name=name):
+            getattr(given, name)[:] = 0
+            return {}
+
+        with pytest.raises(ValueError, match="read-only"):
+            Kind("own", "A kind under test.", spoil).variants(p)
+    assert all(
+        (old == new).all() for old, new in zip(before, (p.ids, p.mask, p.delimiter), strict=True)
+    )
+    p.ids[0, 1] = C  # their owner may still write to them
+    assert p.ids[0, 1] == C
+
+
+def test_the_sink_metric_reads_documents_of_64_tokens_or_more():
+    ids = np.full((2, 80), A)
+    ids[0, 63:] = 0
+    labels = KINDS["first_position"].variants(prompts(*ids))["alpha64"][0]
+    assert (labels.q >= 0).sum(1).tolist() == [0, 64]  # 63 tokens are one too few
+
+
+def test_labels_too_large_for_int64_are_refused():
+    small = np.ones((1, 4), np.uint64)
+    assert Labels(small, small).q.tolist() == [[1, 1, 1, 1]]
+    largest = small * np.uint64(2**63 - 1)
+    assert Labels(largest, small).q[0, 0] == 2**63 - 1
+    with pytest.raises(InputError, match=r"below 2\*\*63.* k has 9223372036854775808"):
+        Labels(small, largest + np.uint64(1))
 
 
 def test_labels_are_whole_numbers_of_two_axes():

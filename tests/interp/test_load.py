@@ -252,6 +252,35 @@ def test_an_unknown_model_gets_a_hint(source, part):
     refused(source, part)
 
 
+@pytest.mark.parametrize(
+    ("source", "meant"),
+    [
+        ("Tiny", "tiny"),
+        (" tiny", "tiny"),
+        ("TINY.", "tiny"),
+        ("smolLM2-135M", "smollm2-135m"),
+        ("SmolLM2_135M", "smollm2-135m"),
+        ("smollm2 135m", "smollm2-135m"),
+    ],
+)
+def test_nearly_a_built_in_name_is_never_looked_up_on_the_hub(monkeypatch, source, meant):
+    import huggingface_hub
+
+    asked = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: asked.append(a))
+    refused(source, f"Did you mean '{meant}'?")
+    assert not asked
+
+
+def test_a_folder_may_have_nearly_a_built_in_name(saved, monkeypatch):
+    monkeypatch.chdir(saved.parent)
+    saved.rename(saved.parent / "Tiny")
+    try:
+        assert load("Tiny")[0].config.model_type == "llama"
+    finally:
+        (saved.parent / "Tiny").rename(saved)
+
+
 def test_a_file_that_is_no_gguf_is_refused(folder):
     refused(folder / "config.json", ".gguf")
     (folder / "notes.gguf").write_text("not a model")

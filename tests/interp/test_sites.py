@@ -3,12 +3,15 @@ import weakref
 
 import pytest
 import torch
+from transformers import DogeConfig, DogeForCausalLM
 
 from headatlas.interp import sites as sites_module
 from headatlas.interp.attach import attach
+from headatlas.interp.errors import InputError
 from headatlas.interp.heads import HeadId
 from headatlas.interp.projections import head_matrices, output_projections
 from headatlas.interp.sites import Site, attention_sites, hook_drift
+from headatlas.interp.switch import is_switched
 
 
 def test_what_a_site_says(tiny):
@@ -58,6 +61,81 @@ def test_surveyed_once_until_the_modules_change(tiny, monkeypatch):
     model.model.layers = model.model.layers[:1]
     assert len(attention_sites(model)) == 1
     assert len(runs) == 2
+
+
+def pad_widely(model):
+    embedding = torch.nn.Embedding(120, 32)
+    model.set_input_embeddings(embedding)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.double(),
+        lambda model: model.model.layers[0].mlp.up_proj.double(),
+        lambda model: model.set_attn_implementation("eager"),
+        pad_widely,
+        lambda model: setattr(model.model.layers[1], "mlp", torch.nn.Identity()),
+        lambda model: setattr(model.model.layers[1].mlp.act_fn, "added", torch.nn.Linear(1, 1)),
+        lambda model: model.model.layers[1].self_attn.register_parameter(
+            "added", torch.nn.Parameter(torch.zeros(1))
+        ),
+        lambda model: model.to("meta"),
+    ],
+    ids=["dtype", "one dtype", "eager", "shape", "module", "child", "weight", "device"],
+)
+def test_whatever_may_change_the_forward_is_surveyed_anew(tiny, monkeypatch, change):
+    from headatlas.interp import survey
+
+    model, runs = tiny("llama"), []
+    known = attention_sites(model)
+    monkeypatch.setattr(survey, "examine", lambda model: runs.append(1) or (known, 0.0))
+    assert attention_sites(model) is known
+    assert not runs
+    change(model)
+    attention_sites(model)
+    assert runs == [1]
+
+
+def test_values_gradients_and_training_mode_are_not_surveyed_anew(tiny, monkeypatch):
+    from headatlas.interp import survey
+
+    model = tiny("llama")
+    known = attention_sites(model)
+    monkeypatch.setattr(survey, "examine", None)
+    model.train()
+    model.requires_grad_(False)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    assert attention_sites(model) is known
+
+
+def test_a_model_that_breaks_under_hooks_is_refused_and_restored():
+    """Doge reads the dtype of the mask tensor that we replace by a value of ours."""
+    config = DogeConfig(
+        vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
+    )  # fmt: skip
+    model, ids = DogeForCausalLM(config).eval(), torch.arange(12)[None]
+    before = model(ids).logits
+    message = r"DogeForCausalLM cannot be hooked: it runs alone.*\(AttributeError: .*'dtype'"
+    with pytest.raises(InputError, match=message):
+        attention_sites(model)
+    assert model.config._attn_implementation == "sdpa"
+    assert not is_switched(model)
+    torch.testing.assert_close(model(ids).logits, before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit])
+def test_requests_to_stop_pass_through_the_survey(tiny, monkeypatch, stop):
+    from headatlas.interp import survey
+
+    def interrupt(*_):
+        raise stop
+
+    monkeypatch.setattr(survey, "_list_calls", interrupt)
+    with pytest.raises(stop):
+        attention_sites(tiny("llama"))
 
 
 def test_drift_is_that_of_the_present_dtype_and_implementation(tiny):

@@ -1,0 +1,74 @@
+"""One head's card: its labels, numbers and evidence, for people."""
+
+from __future__ import annotations
+
+import html
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from ..interp.errors import InputError
+from ..interp.heads import HeadId
+from ..interp.probes import PROMPT_SETS
+
+
+@dataclass(frozen=True, eq=False)
+class HeadCard:
+    """One head: its labels, numbers and evidence, for people.
+
+    Args:
+        head: the head's address.
+        rows: its rows of the atlas, one per kind.
+    """
+
+    head: HeadId
+    rows: pd.DataFrame
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Kinds with a grade other than *none*."""
+        given = self.rows[self.rows["grade"] != "none"]
+        return dict(zip(given["kind"], given["grade"], strict=True))
+
+    def __getitem__(self, kind: str) -> dict[str, Any]:
+        own = self.rows[self.rows["kind"] == kind]
+        if own.empty:
+            raise InputError(
+                f"kind {kind!r} was not scored; scored: {', '.join(self.rows['kind'])}."
+            )
+        return own.iloc[0].to_dict()
+
+    def __repr__(self) -> str:
+        labels = ", ".join(f"{kind} ({grade})" for kind, grade in self.labels.items())
+        lines = [f"{self.head}: {labels or 'no label'}"]
+        return "\n".join([*lines, *map(_card_line, self.rows.to_dict("records"))])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
+
+
+def _card_line(row: dict[str, Any]) -> str:
+    details = row["details"]
+    name = f"{row['kind']} {details['variant']}" if "variant" in details else row["kind"]
+    line = (
+        f"  {name:16} score {_number(row['score'])}, expected {_number(row['expected'])}, "
+        f"{_excess(row)} on {details['prompts']} (n {row['n']})"
+    )
+    for other in (name for name in PROMPT_SETS if name in details):
+        own = details[other]
+        line += f"; on {other} {_number(own['score'])}, {_excess(own)}, {own['grade']}"
+    for companion, value in details.get("companions", {}).items():
+        line += f"; {companion} {_number(value)}"
+    legacy = {True: "yes", False: "no", None: "–"}[row["legacy"]]
+    return f"{line}; grade {row['grade']}; legacy {legacy}; evidence {row['evidence']}"
+
+
+def _excess(numbers: dict[str, Any]) -> str:
+    excess, low, high = (_number(numbers[name], "+.3f") for name in ("excess", "low", "high"))
+    return f"excess {excess} [{low}, {high}]"
+
+
+def _number(value: float | None, form: str = ".3f") -> str:
+    return "–" if value is None or math.isnan(value) else format(value, form)
