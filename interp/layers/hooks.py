@@ -1,0 +1,103 @@
+"""Observers and edits on attention layers of our own, as `attach` puts them on a model's.
+
+Nothing is installed on a module: what is asked for lives in a context variable, which each layer
+reads when it attends, so threads and nested blocks keep to themselves.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from ..attention_call import AttentionCall, Edit, Observer
+from ..errors import InputError
+from ..sites import Site
+
+
+@dataclass(frozen=True, eq=False)
+class _Frame:
+    """What one `attach_layers` asked for. `model` keeps the ids in `sites` taken."""
+
+    model: nn.Module
+    sites: Mapping[int, Site]
+    observers: tuple[Observer, ...]
+    edits: tuple[Edit, ...]
+
+
+_FRAMES: ContextVar[tuple[_Frame, ...]] = ContextVar("headatlas_layer_frames", default=())
+
+
+@contextmanager
+def attach_layers(
+    model: nn.Module, *, observers: Sequence[Observer] = (), edits: Sequence[Edit] = ()
+) -> Iterator[tuple[Site, ...]]:
+    """Let `observers` see, and `edits` change, the attention of every `HookedAttention` in `model`.
+
+    Edits act as in `attach`: those of q, k and v first (after RoPE and QK-norm; all keys so far in
+    decoding), then of the scores, the pattern, z; within a target in the order given, those of an
+    outer block first. The cache is never edited. Observers come after all edits.
+
+    Only forward passes inside the block and in its own context take part: a thread started inside
+    runs the plain layer, unless `contextvars.copy_context().run` takes the block along.
+
+    Args:
+        model: a `HookedAttention`, or a module that holds some.
+        observers: functions called with each `AttentionCall`.
+        edits: changes to make.
+
+    Returns:
+        A context manager that yields the layers' sites, numbered in the order of named_modules.
+
+    Raises:
+        InputError: the model holds no `HookedAttention`.
+
+    Example:
+        >>> import torch
+        >>> from headatlas.interp.layers.attention import HookedAttention
+        >>> from headatlas.interp.layers.config import AttentionConfig
+        >>> layer, seen = HookedAttention(AttentionConfig(d_model=8, n_heads=2)), []
+        >>> with attach_layers(layer, observers=[lambda call: seen.append(call.pattern.shape)]):
+        ...     _ = layer(torch.zeros(1, 3, 8))
+        >>> seen
+        [torch.Size([1, 2, 3, 3])]
+    """
+    from .attention import HookedAttention  # which reads the frames from here
+
+    found = [(n, m) for n, m in model.named_modules() if isinstance(m, HookedAttention)]
+    if not found:
+        raise InputError(
+            f"{type(model).__name__} holds no HookedAttention. "
+            "For a transformers model, use attach."
+        )
+    sites = tuple(replace(m.site, module=name, layer=i) for i, (name, m) in enumerate(found))
+    table = {id(layer): site for (_, layer), site in zip(found, sites, strict=True)}
+    frames = (*_FRAMES.get(), _Frame(model, table, tuple(observers), tuple(edits)))
+    token = _FRAMES.set(frames)
+    try:
+        yield sites
+    finally:
+        _FRAMES.reset(token)
+
+
+def attend(layer: nn.Module, call: AttentionCall, seen_as: Callable[[Site], Site]) -> None:
+    """Compute `call` with the edits of the blocks around, then show it to their observers.
+
+    Args:
+        layer: whose call it is.
+        call: not computed yet.
+        seen_as: what the call's form makes of the layer's site.
+    """
+    own = call.site
+    views = [(f, seen_as(f.sites[id(layer)])) for f in _FRAMES.get() if id(layer) in f.sites]
+    edits = [(edit, site) for f, site in views for edit in f.edits if edit.acts_at(site)]
+    call.compute(edits)
+    call.at(own)
+    for frame, site in views:
+        shown = copy.copy(call).at(site)
+        for observer in frame.observers:
+            observer(shown)

@@ -1,0 +1,199 @@
+"""Why scores are scaled: what the softmax does to dot products of many dimensions, and without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...kernels.api import Mask, Scores
+from ..attach import attach
+from ..attention_call import AttentionCall
+from ..errors import InputError
+from ..pattern import masked_scores, softmax_rows
+from ..sites import Site
+from .hooks import attach_layers
+
+
+@dataclass(frozen=True)
+class Softmax:
+    """What the softmax makes of the scores at one scale, averaged over rows with two keys or more.
+
+    Attributes:
+        logit_variance: variance of scale · q·k over the keys that queries see, mean over heads.
+        max_weight: the largest weight of a row; 1 is a saturated softmax.
+        entropy_share: entropy of a row over the log of the number of its outcomes; 1 is uniform.
+        gradient_norm: Frobenius norm of ∂A/∂S = diag(A) − A Aᵀ: the root mean square of what
+            reaches the scores from gradients of variance 1 at the weights.
+        gradient_trace: Σ_j ∂A_j/∂S_j = Σ_j A_j (1 − A_j), the Jacobian's trace norm: how much
+            gradient passes in all directions together, 1 − 1/n for n equal weights and 0 where
+            one key has all the weight.
+    """
+
+    logit_variance: float
+    max_weight: float
+    entropy_share: float
+    gradient_norm: float
+    gradient_trace: float
+
+
+@dataclass(frozen=True)
+class ScaleDiagnostic:
+    """The softmax of one layer without its scale and with it.
+
+    Attributes:
+        d_key: width of a query or key.
+        scale: the layer's factor on q·k.
+        unscaled: with factor 1.
+        scaled: with the layer's own.
+    """
+
+    d_key: int
+    scale: float
+    unscaled: Softmax
+    scaled: Softmax
+
+    def __repr__(self) -> str:
+        rows = [("1", self.unscaled), (f"{self.scale:.4g}", self.scaled)]
+        lines = [
+            f"{factor:>8}  {s.logit_variance:14.4g}  {s.max_weight:10.3f}  "
+            f"{s.entropy_share:13.3f}  {s.gradient_norm:13.3f}  {s.gradient_trace:14.3f}"
+            for factor, s in rows
+        ]
+        names = ("logit variance", "max weight", "entropy share", "gradient norm", "gradient trace")
+        head = "  ".join(["   scale", *names])
+        return "\n".join([f"d_key = {self.d_key}", head, *lines])
+
+
+def scale_diagnostic(
+    q: Float[Tensor, "batch head query d_key"],
+    k: Float[Tensor, "batch kv_head key d_key"],
+    *,
+    mask: Mask = Mask(),  # noqa: B008 (frozen)
+    scores: Scores = Scores(),  # noqa: B008
+) -> ScaleDiagnostic:
+    """Variance of the scores, saturation and gradients of the softmax, without and with the scale.
+
+    Components of q and k that are independent with mean 0 and variance 1 give q·k the variance
+    d_key: logits of standard deviation √d_key put most of the weight on one key, whose place then
+    hardly depends on the others: the trace of the softmax's gradient falls towards 0. The factor
+    1/√d_key brings the variance to 1.
+
+    Scores are written out, [batch, head, query, key]. Softcap, bias and sinks act in both.
+
+    Args:
+        q: queries as attention receives them.
+        k: keys.
+        mask: which keys a query sees.
+        scores: the layer's scale, softcap, bias and sinks.
+
+    Returns:
+        A `ScaleDiagnostic`.
+
+    Raises:
+        InputError: no query sees two keys.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> q, k = torch.randn(2, 1, 8, 128, 64, generator=generator)
+        >>> scale_diagnostic(q, k, mask=Mask(causal=False))
+        d_key = 64
+           scale  logit variance  max weight  entropy share  gradient norm  gradient trace
+               1           63.98       0.758          0.142          0.231           0.333
+           0.125          0.9997       0.069          0.899          0.136           0.979
+
+    Reference: Vaswani et al. 2017, section 3.2.1 and footnote 4.
+    """
+    q, k = q.detach(), k.detach()
+    own = q.shape[-1] ** -0.5 if scores.scale is None else scores.scale
+    dots = masked_scores(q, k, mask, Scores(scale=1.0))
+    if scores.bias is not None:
+        dots = dots.masked_fill(scores.bias == float("-inf"), float("-inf"))
+    variance = _variance(dots)
+    parts = []
+    for scale in (1.0, own):
+        s = masked_scores(q, k, mask, replace(scores, scale=scale))
+        parts.append(Softmax(variance * scale**2, *_rows(s, scores.sinks)))
+    return ScaleDiagnostic(q.shape[-1], own, *parts)
+
+
+def diagnose_scales(
+    model: nn.Module,
+    inputs: Tensor,
+    mask: Bool[Tensor, "batch pos"] | None = None,
+) -> Mapping[Site, ScaleDiagnostic]:
+    """`scale_diagnostic` of every attention layer of a model, from one run on `inputs`.
+
+    Args:
+        model: a transformers model, or a `HookedAttention` or a module that holds some.
+        inputs: token ids [batch, pos]; for modules of our own whatever they read.
+        mask: True where a token stands; None means everywhere. Only for transformers models and a
+            single `HookedAttention`.
+
+    Raises:
+        InputError: the model has no attention that can be hooked, or no query sees two keys.
+
+    Example:
+        >>> from headatlas.interp.layers.attention import HookedAttention
+        >>> from headatlas.interp.layers.config import AttentionConfig
+        >>> layer = HookedAttention(AttentionConfig(d_model=256, n_heads=1))
+        >>> x = torch.randn(1, 64, 256, generator=torch.Generator().manual_seed(0))
+        >>> [found] = diagnose_scales(layer, x).values()
+        >>> found.unscaled.max_weight > 0.8 > 0.3 > found.scaled.max_weight
+        True
+    """
+    found: dict[Site, ScaleDiagnostic] = {}
+
+    def see(call: AttentionCall) -> None:
+        found[call.site] = scale_diagnostic(call.q, call.k, mask=call.mask, scores=call.scores)
+
+    with torch.no_grad(), _attachment(model)(model, observers=[see]):
+        _run(model, inputs, mask)
+    return found
+
+
+def _attachment(model: nn.Module) -> Callable[..., AbstractContextManager[Any]]:
+    return attach if isinstance(model, PreTrainedModel) else attach_layers
+
+
+def _run(model: nn.Module, inputs: Tensor, mask: Tensor | None) -> None:
+    if isinstance(model, PreTrainedModel):
+        from ..forward import run_base
+
+        run_base(model, inputs, mask)
+    elif mask is None:
+        model(inputs)
+    else:
+        model(inputs, padding=mask)
+
+
+def _variance(dots: Tensor) -> float:
+    """Variance over the visible entries of each head, mean over heads."""
+    per_head = dots.transpose(0, 1).flatten(1)
+    found = [row[row.isfinite()].var(correction=0) for row in per_head]
+    return float(torch.stack(found).mean())
+
+
+def _rows(s: Tensor, sinks: Tensor | None) -> tuple[float, float, float, float]:
+    """Means over rows of two outcomes or more: largest weight, entropy share, Jacobian norms."""
+    if sinks is not None:  # the sink is one more outcome
+        column = sinks.detach().to(s.dtype)[None, :, None, None].expand(*s.shape[:3], 1)
+        s = torch.cat([s, column], -1)
+    rows = s.flatten(0, 2)
+    count = rows.isfinite().sum(-1)
+    rows, count = rows[count >= 2], count[count >= 2]
+    if not len(rows):
+        raise InputError("no query sees two keys or more, so there is no softmax to look at.")
+    a = softmax_rows(rows[None, None])[0][0, 0]
+    share = torch.special.entr(a).sum(-1) / count.to(a.dtype).log()
+    # ‖diag(a) − a aᵀ‖² = Σ a² − 2 Σ a³ + (Σ a²)²
+    square = a.square().sum(-1)
+    norm = (square - 2 * a.pow(3).sum(-1) + square.square()).clamp(min=0).sqrt()
+    means = [x.mean() for x in (a.amax(-1), share, norm, 1 - square)]
+    return float(means[0]), float(means[1]), float(means[2]), float(means[3])
