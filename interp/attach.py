@@ -1,4 +1,4 @@
-"""See and edit what attention heads do while a model runs: the only file that installs hooks.
+"""See and edit what attention heads do while a model runs.
 
 One function of ours stands in transformers' attention registry. `attach` points a model at it for
 the length of a `with` block; what it shows and to whom lives in a context variable, so threads and
@@ -9,26 +9,28 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import create_masks_for_generate
 from transformers.utils import output_capturing
 
 from ..kernels.api import Scores
 from .attention_call import AttentionCall, Edit, Observer
 from .call_checks import refuse_checkpointing, refuse_unknown
 from .errors import InputError
-from .masks import AS_TENSOR, NAME, read_mask
-from .masks import register as register_mask
+from .masks import NAME, read_mask
+from .placement import placement
+from .placement import register as register_mask
 from .sites import Site, attention_sites
+from .switch import asks_unheld, switched
+from .undo import uninterrupted
 
 __all__ = ["AttentionCall", "Edit", "attach"]
 
@@ -65,9 +67,16 @@ def attach(
 ) -> Iterator[tuple[Site, ...]]:
     """Let `observers` see, and `edits` change, every attention call of `model` inside the block.
 
-    An edit of the pattern A acts before z = A v, an edit of z after it and before W_O; gradients
-    flow through both. Edits apply in the order given, those of an outer block first; observers
-    come after all edits. On exit, also by an exception, the model is as it was: its attention
+    Edits act where their target comes up in
+
+        S = softcap(scale · q kᵀ) + bias,   A = softmax(S),   z = A v,   output = W_O z:
+
+    those of q, k and v first, then of the scores S, of the pattern A, of z; within a target in the
+    order given, those of an outer block first. Gradients flow through all. q, k and v are what
+    attention receives: after RoPE and QK-norm, and under a KV cache all keys and values so far,
+    edited anew in each step while the cache keeps the unedited ones. Edits of the scores and the
+    pattern write the pattern out at their sites; the others leave it unwritten. Observers come
+    after all edits. On exit, also by an exception, the model is as it was: its attention
     implementation is restored and nothing else was touched. The same model may be attached again
     inside the block, and by other threads at the same time: each sees its own observers and edits.
 
@@ -120,36 +129,31 @@ def hooked(model: PreTrainedModel, frame: Frame) -> Iterator[None]:
     """Point `model` at our attention function with `frame` on top; the machinery of `attach`."""
     register_mask()
     AttentionInterface.register(NAME, _attention)
-    with _switched(model), _announced(frame):
-        token = _FRAMES.set((*_FRAMES.get(), frame))
+    with switched(model), _announced(frame):
+        before = _FRAMES.get()
         try:
+            _FRAMES.set((*before, frame))
             yield
         finally:
-            _FRAMES.reset(token)
+            uninterrupted(lambda: _show_to(before))
+
+
+def _show_to(frames: tuple[Frame, ...]) -> None:
+    _FRAMES.set(frames)
 
 
 @contextmanager
 def unobserved(model: nn.Module) -> Iterator[None]:
     """Run `model` for ourselves: observers and edits of blocks around this one rest."""
-    token = _FRAMES.set((Frame(lambda *_: None, (), (), model),))
+    before = _FRAMES.get()
     try:
+        _FRAMES.set((Frame(lambda *_: None, (), (), model),))
         yield
     finally:
-        _FRAMES.reset(token)
+        uninterrupted(lambda: _show_to(before))
 
 
-class _Hold:
-    """An object changed for as long as some block needs it, and how to change it back."""
-
-    def __init__(self, owner: Any, restore: Callable[[], Any]) -> None:
-        self.owner, self.restore, self.count = owner, restore, 0  # the owner keeps its id taken
-        self.implementation = getattr(owner, "_attn_implementation_internal", None)
-
-
-# One entry per object, by id. Configs count, not models: a model and its base model share theirs.
-_HELD: dict[int, _Hold] = {}
 _LOCK = threading.Lock()
-
 
 # The frames of all threads that observe or edit something at this moment.
 _ACTING: list[Frame] = []
@@ -160,147 +164,17 @@ def _announced(frame: Frame) -> Iterator[None]:
     if not frame.acts:
         yield
         return
-    with _LOCK:
-        _ACTING.append(frame)
     try:
+        with _LOCK:
+            _ACTING.append(frame)
         yield
     finally:
-        with _LOCK:
-            _ACTING.remove(frame)
+        uninterrupted(lambda: _retire(frame))
 
 
-@contextmanager
-def _switched(model: PreTrainedModel) -> Iterator[None]:
+def _retire(frame: Frame) -> None:
     with _LOCK:
-        owners = [model, *_configs(model)]
-        for owner in owners:
-            if id(owner) not in _HELD:
-                _HELD[id(owner)] = _Hold(owner, _restorer(owner))
-            _HELD[id(owner)].count += 1
-        try:
-            model.set_attn_implementation(NAME)
-            if _HELD[id(model)].count == 1:
-                model.__dict__[_PREPARE] = _preparing_tensors(model)
-            ours = [owner for owner in owners[1:] if _implementation(owner) == NAME]
-        except BaseException:
-            _release(owners)
-            raise
-    try:
-        yield
-    except BaseException:
-        with _LOCK:
-            _release(owners)
-        raise
-    with _LOCK:
-        changed = [config for config in ours if _implementation(config) != NAME]
-        found = _implementation(changed[0]) if changed else None
-        for config in changed:
-            config._attn_implementation_internal = NAME  # an outer block still needs it
-        _release(owners)
-    if changed:
-        raise InputError(
-            f"the attention implementation of {type(model).__name__} was changed to {found!r} "
-            "inside an attach block, so what ran after that went unseen; it now has again the one "
-            "it had before the block. Call set_attn_implementation outside the block."
-        )
-
-
-def _implementation(config: Any) -> str | None:
-    return config._attn_implementation_internal
-
-
-def _release(owners: Iterable[Any]) -> None:
-    for owner in owners:
-        hold = _HELD[id(owner)]
-        hold.count -= 1
-        if hold.count == 0:
-            hold.restore()
-            del _HELD[id(owner)]
-
-
-def _restorer(owner: Any) -> Callable[[], Any]:
-    """How to give a config its implementation back, or a model its preparation of masks."""
-    if not isinstance(owner, nn.Module):
-        value = owner._attn_implementation_internal
-        return lambda: setattr(owner, "_attn_implementation_internal", value)
-    if _PREPARE in owner.__dict__:
-        own = owner.__dict__[_PREPARE]
-        return lambda: owner.__dict__.update({_PREPARE: own})
-    return lambda: owner.__dict__.pop(_PREPARE, None)
-
-
-# `generate` looks this name up on the model to build the masks of a static cache beforehand.
-_PREPARE = "create_masks_for_generate"
-
-
-def _preparing_tensors(model: nn.Module) -> Callable[..., Any]:
-    prepare = getattr(model, _PREPARE, create_masks_for_generate)
-
-    def create_masks(*args: Any, **kwargs: Any) -> Any:
-        token = AS_TENSOR.set(True)
-        try:
-            return prepare(*args, **kwargs)
-        finally:
-            AS_TENSOR.reset(token)
-
-    return create_masks
-
-
-def _configs(model: nn.Module) -> Iterator[Any]:
-    """Every config object that names an attention implementation, each once."""
-    queue = [getattr(module, "config", None) for module in model.modules()]
-    seen: set[int] = set()
-    while queue:
-        config = queue.pop()
-        if id(config) in seen or not hasattr(config, "_attn_implementation_internal"):
-            continue
-        seen.add(id(config))
-        queue += [getattr(config, key, None) for key in getattr(config, "sub_configs", ())]
-        yield config
-
-
-def is_switched(model: nn.Module) -> bool:
-    """Whether some block holds one of the model's configs at this moment."""
-    with _LOCK:
-        return any(id(config) in _HELD for config in _configs(model))
-
-
-def own_implementations(model: nn.Module) -> tuple[str | None, ...]:
-    """The attention implementation of each of the model's configs, as it is outside any block."""
-    with _LOCK:
-        return tuple(
-            _HELD[id(config)].implementation if id(config) in _HELD else _implementation(config)
-            for config in _configs(model)
-        )
-
-
-def is_copy(model: nn.Module) -> bool:
-    """Whether it was copied inside a block: it asks for our function, but nobody holds it."""
-    with _LOCK:
-        return any(
-            _implementation(config) == NAME and id(config) not in _HELD
-            for config in _configs(model)
-        )
-
-
-@contextmanager
-def watch_inputs(
-    modules: Iterable[nn.Module], see: Callable[[nn.Module, Tensor], None]
-) -> Iterator[None]:
-    """Call `see(module, input)` with the first tensor each of `modules` receives, each time."""
-
-    def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if args and isinstance(args[0], Tensor):
-            see(module, args[0])
-
-    handles = []
-    try:
-        for module in modules:
-            handles.append(module.register_forward_pre_hook(hook))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+        _ACTING[:] = [other for other in _ACTING if other is not frame]
 
 
 @torch.compiler.disable  # compiled models break their graph here, so that observers run each time
@@ -335,13 +209,12 @@ def _attention(
     sinks = None if s_aux is None else s_aux.reshape(-1)
     scores = Scores(scale=scaling, softcap=softcap, bias=bias, sinks=sinks)
     site = views[-1][1] if views else None
-    call = AttentionCall(site, query, key, value, mask, scores)
-
-    edits = [(edit, site) for frame, site in views for edit in frame.edits]
-    pattern_edits = [(edit, site) for edit, site in edits if edit.target == "pattern"]
-    drop = dropout if module.training else 0.0
-    call.compute(pattern_edits, dropout=drop)
-    call.change_z([(edit, site) for edit, site in edits if edit.target == "z"])
+    stack = site.stack if site else ""
+    where = partial(placement, attention_mask, query.shape[2], key.shape[2], stack)
+    where = where() if stack in ("dec", "cross") else where  # there calls depend on one another
+    call = AttentionCall(site, query, key, value, mask, scores, where)
+    edits = [(edit, site) for frame, site in views for edit in frame.edits if edit.acts_at(site)]
+    call.compute(edits, dropout=dropout if module.training else 0.0)
     for frame, site in views:
         shown = copy.copy(call).at(site)
         for observer in frame.observers:
@@ -369,8 +242,7 @@ def _refuse_unseen(module: nn.Module) -> None:
             "another one observes or edits the model. Start the thread with "
             "contextvars.copy_context().run to take the block along, or attach(model) inside it."
         )
-    config = getattr(module, "config", None)
-    if getattr(config, "_attn_implementation_internal", None) == NAME and id(config) not in _HELD:
+    if asks_unheld(getattr(module, "config", None)):
         raise InputError(
             f"{kind} belongs to a copy made inside an attach block, which the block does not see. "
             "Copy the model outside, or call set_attn_implementation('sdpa') on the copy."

@@ -6,14 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..kernels.api import Mask, Match, ProbeOut, Scores, Weights, attention_probe
 from .errors import InputError
 from .pattern import masked_scores, mix_values, softmax_rows
+from .placement import Placement
 from .sites import Site
 
-TARGETS = ("z", "pattern")
+TARGETS = ("q", "k", "v", "scores", "pattern", "z")  # in the order in which they take effect
+_FIELDS = {"scores": "score_matrix", "pattern": "_pattern", "z": "_z"}
 
 
 class AttentionCall:
@@ -21,20 +24,30 @@ class AttentionCall:
 
     Attributes:
         site: which module, and where it stands in the model.
-        q: queries [batch, head, query, d_head] as they arrive: after RoPE and QK-norm.
-        k: keys [batch, kv_head, key, d_head], likewise, not repeated per query head.
-        v: values [batch, kv_head, key, d_value].
+        q: queries [batch, head, query, d_head] as they arrive, after RoPE and QK-norm, then edited.
+        k: keys [batch, kv_head, key, d_head], likewise, not repeated per query head; [batch, head,
+            key, d_head] after an edit that told the query heads of a group apart.
+        v: values [batch, kv_head, key, d_value], likewise.
         mask: which keys a query may see, as intervals.
         scores: scale, softcap, bias (which holds a mask that is not intervals) and sinks.
     """
 
     def __init__(
-        self, site: Site | None, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores
+        self,
+        site: Site | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask,
+        scores: Scores,
+        where: Placement | Callable[[], Placement | None] | None = None,
     ) -> None:
         self._site, self.q, self.k, self.v, self.mask, self.scores = site, q, k, v, mask, scores
+        self._where = where
         self._z: Tensor | None = None
         self._lse: Tensor | None = None
         self._pattern: Tensor | None = None
+        self._score_matrix: Tensor | None = None
         self._edited = False
 
     @property
@@ -45,14 +58,52 @@ class AttentionCall:
         return self._site
 
     @property
+    def where(self) -> Placement:
+        """The columns of the sequence that the first query and the first key stand on.
+
+        Raises:
+            InputError: a 4-D mask of the caller's own, which tells no columns, in cached decoding.
+        """
+        if callable(self._where):
+            self._where = self._where()
+        if self._where is None:
+            raise InputError(
+                f"the mask that {self.site.module} received does not tell which columns of the "
+                "sequence it is at. Pass the model a 2-D padding mask, or run it without a cache."
+            )
+        return self._where
+
+    @property
+    def edited(self) -> bool:
+        """Whether scores or pattern were edited, so that q and k no longer give the pattern."""
+        return self._edited
+
+    @property
     def z(self) -> Tensor:
         """Head outputs [batch, head, query, d_value], after edits, before W_O."""
         return self._known(self._z, "z")
 
     @property
     def lse(self) -> Tensor:
-        """Log of the sum of exponentials of each row's scores [batch, head, query], unedited."""
+        """Log of the sum of exponentials of each row's scores [batch, head, query].
+
+        After edits of q, k and the scores, before edits of the pattern.
+        """
         return self._known(self._lse, "lse")
+
+    @property
+    def score_matrix(self) -> Tensor:
+        """Scores before softmax [batch, head, query, key], −inf where masked, after edits.
+
+        In at least float32. Written out anew each time it is asked for, unless it was edited.
+        """
+        if self._score_matrix is None:
+            return masked_scores(self.q, self.k, self.mask, self.scores)
+        return self._score_matrix
+
+    @score_matrix.setter
+    def score_matrix(self, value: Tensor) -> None:
+        self._score_matrix = value
 
     @property
     def pattern(self) -> Tensor:
@@ -87,11 +138,11 @@ class AttentionCall:
             top: whether to return each row's largest weight and its key.
 
         Raises:
-            InputError: the pattern was edited, so q and k no longer determine it.
+            InputError: the scores or the pattern were edited, so q and k do not determine it.
         """
         if self._edited:
             raise InputError(
-                f"the pattern of {self.site.module} was edited, so its statistics "
+                f"the scores or the pattern of {self.site.module} were edited, so its statistics "
                 "do not follow from q and k. Compute them from call.pattern."
             )
         return attention_probe(
@@ -115,8 +166,9 @@ class AttentionCall:
     def compute(
         self, edits: Sequence[tuple[Edit, Site | None]] = (), *, dropout: float = 0.0
     ) -> None:
-        """Find z and lse; the pattern is written out only for `edits` of it or for dropout.
+        """Make the edits and find z and lse.
 
+        The pattern is written out only for edits of the scores or of itself, or for dropout.
         Dropout acts on the edited pattern, on its way to z: `pattern` keeps what rows weigh, and
         never exceeds 1 through dropout's rescaling.
         """
@@ -124,26 +176,55 @@ class AttentionCall:
             out = attention_probe(self.q, self.k, self.v, mask=self.mask, scores=self.scores)
             self._z, self._lse = out.out, out.lse
             return
-        weights, lse = softmax_rows(
-            masked_scores(self.q, self.k, self.mask, self.scores), self.scores.sinks
-        )
-        pattern = weights.to(self.q.dtype)
-        self._edited, self._lse = bool(edits), lse
-        for edit, site in edits:
-            self._pattern = pattern
-            pattern = edit.apply(self.at(site), pattern)
-        self._pattern = pattern
-        self._z = mix_values(nn.functional.dropout(pattern, dropout), self.v)
+        targets = {edit.target for edit, _ in edits}
+        for target in ("q", "k", "v"):
+            if target in targets:
+                self._change(target, edits)
+        if dropout == 0.0 and targets.isdisjoint(("scores", "pattern")):
+            k, v = self._same_heads()
+            out = attention_probe(self.q, k, v, mask=self.mask, scores=self.scores)
+            self._z, self._lse = out.out, out.lse
+        else:
+            self._write_out(edits, targets, dropout)
+        if "z" in targets:
+            self._change("z", edits)
 
-    def change_z(self, edits: Sequence[tuple[Edit, Site | None]]) -> None:
-        """Apply edits of z, in order."""
+    def _write_out(
+        self, edits: Sequence[tuple[Edit, Site | None]], targets: set[str], dropout: float
+    ) -> None:
+        """z by way of the whole pattern."""
+        scores = self.score_matrix
+        if "scores" in targets:
+            self.score_matrix = scores
+            self._change("scores", edits)
+            scores = self.score_matrix
+        weights, self._lse = softmax_rows(scores, self.scores.sinks)
+        self._pattern = weights.to(self.q.dtype)
+        self._edited = not targets.isdisjoint(("scores", "pattern"))
+        if "pattern" in targets:
+            self._change("pattern", edits)
+        self._z = mix_values(nn.functional.dropout(self.pattern, dropout), self.v)
+
+    def _change(self, target: str, edits: Sequence[tuple[Edit, Site | None]]) -> None:
+        """Apply the edits of one target, in order; each sees what the one before it made."""
+        field = _FIELDS.get(target, target)
         for edit, site in edits:
-            self._z = edit.apply(self.at(site), self.z)
+            if edit.target == target:
+                setattr(self, field, edit.apply(self.at(site), getattr(self, field)))
+
+    def _same_heads(self) -> tuple[Tensor, Tensor]:
+        """Keys and values with equally many heads: an edit may have told one of them apart."""
+        n_heads = max(self.k.shape[1], self.v.shape[1])
+        k, v = (
+            t if t.shape[1] == n_heads else t.repeat_interleave(n_heads // t.shape[1], 1)
+            for t in (self.k, self.v)
+        )
+        return k, v
 
     def _known(self, value: Any, name: str) -> Any:
         if value is None:
             raise InputError(
-                f"{name} is not known yet: an edit of the pattern runs before z is computed."
+                f"{name} is not known yet: edits of q, k, v, scores and pattern run before it is."
             )
         return value
 
@@ -155,11 +236,24 @@ Observer = Callable[[AttentionCall], Any]
 class Edit:
     """A change to make during attention.
 
+    | target | shape | |
+    |---|---|---|
+    | q | [batch, head, query, d_head] | after RoPE and QK-norm |
+    | k | [batch, kv_head, key, d_head] | likewise; all keys so far under a KV cache |
+    | v | [batch, kv_head, key, d_value] | likewise |
+    | scores | [batch, head, query, key] | before softmax, −inf where masked; float32 or wider |
+    | pattern | [batch, head, query, key] | attention weights |
+    | z | [batch, head, query, d_value] | head outputs, before W_O |
+
+    An edit of k or v may also return [batch, head, key, d], one per query head, where the query
+    heads of a group shall differ; later edits then see that shape. The model's KV cache is never
+    edited.
+
     Args:
-        target: `"pattern"` (attention weights [batch, head, query, key]) or `"z"` (head outputs
-            [batch, head, query, d_value], before W_O).
+        target: one of the names above.
         change: function of the call and the tensor that returns the new tensor, of the same shape
             and dtype. It may be differentiable; return the tensor itself to leave it alone.
+        sites: where to apply it; None: everywhere. Elsewhere nothing is written out for it.
 
     Raises:
         InputError: another target.
@@ -171,10 +265,15 @@ class Edit:
 
     target: str
     change: Callable[[AttentionCall, Tensor], Tensor]
+    sites: frozenset[Site] | None = None
 
     def __post_init__(self) -> None:
         if self.target not in TARGETS:
-            raise InputError(f"an edit's target is 'z' or 'pattern'; got {self.target!r}.")
+            raise InputError(f"an edit's target is one of {TARGETS}; got {self.target!r}.")
+
+    def acts_at(self, site: Site | None) -> bool:
+        """Whether it applies at `site`."""
+        return self.sites is None or site in self.sites
 
     def apply(self, call: AttentionCall, value: Tensor) -> Tensor:
         """The changed tensor.
@@ -183,10 +282,14 @@ class Edit:
             InputError: `change` returned something of another kind, shape or dtype.
         """
         new = self.change(call, value)
-        if not isinstance(new, Tensor) or new.shape != value.shape or new.dtype != value.dtype:
+        shapes = [value.shape]
+        if self.target in ("k", "v") and value.shape[1] != call.q.shape[1]:
+            shapes.append(torch.Size((len(value), call.q.shape[1], *value.shape[2:])))
+        if not isinstance(new, Tensor) or new.shape not in shapes or new.dtype != value.dtype:
             got = f"{tuple(new.shape)} {new.dtype}" if isinstance(new, Tensor) else repr(new)
             raise InputError(
                 f"an edit of {self.target} at {call.site.module} must return a tensor of shape "
-                f"{tuple(value.shape)} and {value.dtype}; it returned {got}."
+                f"{' or '.join(str(tuple(shape)) for shape in shapes)} and {value.dtype}; it "
+                f"returned {got}."
             )
         return new

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from .attach import unobserved
 from .errors import InputError
 from .tokens import context_length
+from .undo import uninterrupted
 
 
 def run_base(
@@ -55,22 +56,62 @@ def run_base(
         >>> run_base(model, torch.tensor([[1, 2, 3]])).last_hidden_state.shape
         torch.Size([1, 3, 8])
     """
-    base = model.base_model
+    return _run(model, model.base_model, input_ids, attention_mask, grad=grad, **kwargs)
+
+
+def run_whole(
+    model: PreTrainedModel,
+    input_ids: Int[Tensor, "batch pos"],
+    attention_mask: Int[Tensor, "batch key"] | Bool[Tensor, "batch key"] | None = None,
+    *,
+    grad: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """The model's own output, LM head included; otherwise as `run_base`.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=8, n_layer=1, n_head=2))
+        >>> run_whole(model, torch.tensor([[1, 2, 3]])).logits.shape
+        torch.Size([1, 3, 50])
+    """
+    return _run(model, model, input_ids, attention_mask, grad=grad, **kwargs)
+
+
+def _run(
+    model: PreTrainedModel,
+    part: nn.Module,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    grad: bool,
+    **kwargs: Any,
+) -> Any:
     check_ids(model, input_ids, "input_ids")
     if isinstance(kwargs.get("decoder_input_ids"), Tensor):
         check_ids(model, kwargs["decoder_input_ids"], "decoder_input_ids")
-    kwargs.setdefault("use_cache", False)
+    takes = inspect.signature(part.forward).parameters
+    if "use_cache" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+        kwargs.setdefault("use_cache", False)
     if attention_mask is not None:
         kwargs["attention_mask"] = attention_mask.to(input_ids.dtype)
         if kwargs.get("position_ids") is None and _is_left_padded(attention_mask):
             input_ids, kwargs = _left_padding(model).prepare(input_ids, kwargs)
     _check_length(model, input_ids, kwargs)
-    with undisturbed(base), nullcontext() if grad else torch.no_grad():
-        return base(input_ids=input_ids, **kwargs)
+    with undisturbed(part), nullcontext() if grad else torch.no_grad():
+        return part(input_ids=input_ids, **kwargs)
 
 
-# How often each module is held in eval mode at this moment, and the flag to give it back.
-_HELD: dict[int, list[Any]] = {}
+@dataclass(frozen=True)
+class _Held:
+    """A module held in eval mode, the flag to give it back, and the blocks that hold it."""
+
+    module: nn.Module
+    training: bool
+    by: set[object]
+
+
+_HELD: dict[int, _Held] = {}
 _LOCK = threading.Lock()
 
 
@@ -89,23 +130,30 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         >>> model.training
         True
     """
-    modules = list(model.modules())
+    modules, block = list(model.modules()), object()
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with _LOCK:
-        for module in modules:
-            _HELD.setdefault(id(module), [module, module.training, 0])[2] += 1
-            module.training = False
     try:
+        with _LOCK:
+            for module in modules:
+                _HELD.setdefault(id(module), _Held(module, module.training, set())).by.add(block)
+                module.training = False
         with torch.random.fork_rng(devices=list(devices)):
             yield
     finally:
-        with _LOCK:
-            for module in modules:
-                hold = _HELD[id(module)]
-                hold[2] -= 1
-                if hold[2] == 0:
-                    module.training = hold[1]
-                    del _HELD[id(module)]
+        uninterrupted(lambda: _give_back(modules, block))
+
+
+def _give_back(modules: list[nn.Module], block: object) -> None:
+    with _LOCK:
+        for module in modules:
+            hold = _HELD.get(id(module))
+            if hold is None or block not in hold.by:
+                continue
+            if hold.by == {block}:
+                module.training = hold.training
+                del _HELD[id(module)]
+            else:
+                hold.by.remove(block)
 
 
 def embedding_weight(model: PreTrainedModel) -> Tensor:

@@ -1,4 +1,4 @@
-"""The address of an attention head."""
+"""The addresses of attention heads: query heads, and the key-value heads they share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from .errors import InputError
 
-_PATTERN = re.compile(r"(?:(enc|dec|cross)\.)?L(\d{1,4})H(\d{1,4})", re.ASCII)
+_PATTERN = re.compile(r"(?:(enc|dec|cross)\.)?L(\d{1,4})(H|KV)(\d{1,4})", re.ASCII)
 
 
 @dataclass(frozen=True, order=True, repr=False)
@@ -31,8 +31,7 @@ class HeadId:
     head: int
 
     def __str__(self) -> str:
-        prefix = f"{self.site}." if self.site else ""
-        return f"{prefix}L{self.layer}H{self.head}"
+        return f"{_prefix(self.site)}L{self.layer}H{self.head}"
 
     __repr__ = __str__  # lists of heads are what people read most
 
@@ -46,8 +45,76 @@ class HeadId:
         if isinstance(text, HeadId):
             return text
         match = _PATTERN.fullmatch(text) if isinstance(text, str) else None
-        if match is None:
+        if match is None or match[3] != "H":
             raise InputError(
                 f"a head is written L18H6 (or enc.L2H3, dec.L2H3, cross.L2H3); got {text!r}."
             )
-        return cls(match[1] or "", int(match[2]), int(match[3]))
+        return cls(match[1] or "", int(match[2]), int(match[4]))
+
+
+@dataclass(frozen=True, order=True, repr=False)
+class KvHeadId:
+    """One key-value head, shared by a group of query heads: `L18KV2`, or `cross.L2KV1`.
+
+    Query heads h with h // (n_heads / n_kv_heads) = kv_head read it.
+
+    Args:
+        site: as in `HeadId`.
+        layer: as in `HeadId`.
+        kv_head: 0-based index of the key-value head within its layer.
+
+    Example:
+        >>> KvHeadId.parse("L18KV2")
+        L18KV2
+
+    Reference: Ainslie et al. 2023 (grouped-query attention).
+    """
+
+    site: str
+    layer: int
+    kv_head: int
+
+    def __str__(self) -> str:
+        return f"{_prefix(self.site)}L{self.layer}KV{self.kv_head}"
+
+    __repr__ = __str__
+
+    @classmethod
+    def parse(cls, text: str | KvHeadId) -> KvHeadId:
+        """Read a key-value head's address; a `KvHeadId` is returned as it is.
+
+        Raises:
+            InputError: the text is not of the form `L18KV2` or `enc.L2KV1`.
+        """
+        if isinstance(text, KvHeadId):
+            return text
+        match = _PATTERN.fullmatch(text) if isinstance(text, str) else None
+        if match is None or match[3] != "KV":
+            raise InputError(f"a key-value head is written L18KV2 (or cross.L2KV1); got {text!r}.")
+        return cls(match[1] or "", int(match[2]), int(match[4]))
+
+
+def parse_head(text: str | HeadId | KvHeadId) -> HeadId | KvHeadId:
+    """Read the address of a query head or of a key-value head.
+
+    Raises:
+        InputError: the text is neither.
+
+    Example:
+        >>> parse_head("L1H3"), type(parse_head("cross.L1KV0")).__name__
+        (L1H3, 'KvHeadId')
+    """
+    if isinstance(text, HeadId | KvHeadId):
+        return text
+    match = _PATTERN.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise InputError(
+            f"a head is written L18H6, a key-value head L18KV2 (after enc., dec. or cross. in an "
+            f"encoder-decoder model); got {text!r}."
+        )
+    kind = HeadId if match[3] == "H" else KvHeadId
+    return kind(match[1] or "", int(match[2]), int(match[4]))
+
+
+def _prefix(site: str) -> str:
+    return f"{site}." if site else ""

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor, nn
-from transformers import AttentionMaskInterface
 from transformers.masking_utils import (
     bidirectional_mask_function,
     causal_mask_function,
@@ -213,8 +212,3 @@ def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     # Models write "forbidden" as the most negative number of their dtype; sums may fall just short.
     forbidden = mask <= torch.finfo(mask.dtype).min / 2
     return mask.masked_fill(forbidden, float("-inf")).to(dtype)
-
-
-def register() -> None:
-    """Enter `visible_keys` into transformers' mask registry; repeating it changes nothing."""
-    AttentionMaskInterface.register(NAME, visible_keys)

@@ -43,7 +43,7 @@ class TestCall:
         assert (call.pattern[:, 1] == 0).all()
         assert (call.pattern[:, 0] != 0).any()
         assert torch.equal(call.weights([1, 0]), call.pattern[:, [1, 0]])
-        with pytest.raises(InputError, match=r"was edited.*call\.pattern"):
+        with pytest.raises(InputError, match=r"were edited.*call\.pattern"):
             call.probe()
 
     def test_z_is_not_known_during_a_pattern_edit(self, tiny):

@@ -1,5 +1,6 @@
 """Running the base model: eval mode, padding on either side, inputs it cannot take."""
 
+import contextlib
 import threading
 
 import numpy as np
@@ -9,11 +10,14 @@ from torch import nn
 from transformers import RobertaConfig, RobertaForMaskedLM
 
 from headatlas.circuits.score import score
+from headatlas.interp import forward
 from headatlas.interp.capture import capture
 from headatlas.interp.errors import InputError
 from headatlas.interp.forward import run_base, undisturbed
 from headatlas.interp.probes import random_prompts
 from headatlas.interp.tokens import Tokens
+
+from .interrupts import interrupt_at
 
 IDS = torch.tensor([[5, 9, 11, 9, 40, 7], [3, 4, 5, 6, 7, 8]])
 LENGTHS = (9, 20, 14)
@@ -240,3 +244,22 @@ class TestRefusals:
         return tiny(
             family, **{"n_positions" if family == "gpt2" else "max_position_embeddings": 16}
         )
+
+
+@pytest.mark.parametrize("function", ["undisturbed", "_give_back"])
+def test_an_interrupt_leaves_training_flags_as_they_were(function):
+    event, reached = 0, True
+    while reached:
+        event += 1
+        model = nn.Sequential(nn.Dropout(), nn.Linear(2, 2)).train()
+        model[0].eval()
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            interrupt_at(event, forward, function) as seen,
+            undisturbed(model),
+        ):
+            assert not model.training
+        reached = seen() >= event
+        assert [module.training for module in model.modules()] == [True, False, True]
+        assert not forward._HELD
+    assert event > 5

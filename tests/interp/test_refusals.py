@@ -11,7 +11,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import BaseModelOutput
 
-from headatlas.interp import attach as attach_module
+from headatlas.interp import switch
 from headatlas.interp.attach import attach
 from headatlas.interp.capture import capture
 from headatlas.interp.errors import InputError
@@ -195,4 +195,4 @@ class TestRefusals:
         assert model.config._attn_implementation == "sdpa"
         assert all(module.training for module in model.modules())
         assert sorted(model.__dict__) == names
-        assert attach_module._HELD == {}
+        assert switch._HELD == {}

@@ -1,0 +1,109 @@
+"""Apply interventions: in one forward pass, or to all that happens inside a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .attach import attach
+from .errors import InputError
+from .forward import run_whole
+from .inputs import read_inputs
+from .intervention import Intervention, edits_for
+from .sites import Site
+from .tokens import Tokens
+
+Interventions = Intervention | Sequence[Any]  # a list may hold lists
+
+
+def run(
+    model: PreTrainedModel,
+    tokens: Tokens | Tensor,
+    interventions: Interventions = (),
+    *,
+    decoder_ids: Tensor | None = None,
+    grad: bool = False,
+) -> Any:
+    """Run `model` on `tokens` with some heads changed, and return what it returns.
+
+    It runs in eval mode, without a KV cache, and leaves the model as it was. A sequence gets the
+    same logits whichever side it is padded on.
+
+    Args:
+        model: a transformers model.
+        tokens: `Tokens`, or token ids [batch, pos] without padding.
+        interventions: one intervention, or a list of them (which may hold lists).
+        decoder_ids: what the decoder of an encoder-decoder model reads [batch, pos]; by default
+            the encoder's tokens shifted right behind the start token.
+        grad: whether to record gradients, to the model's weights and to factors and vectors.
+
+    Returns:
+        The model's own output object, with `logits` where its class has a head.
+
+    Raises:
+        InputError: before anything runs: an unknown head, a position beyond the sequence, values of
+            the wrong shape or of another number of sequences or columns.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> import torch
+        >>> from headatlas.interp.interventions import zero
+        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=8, n_layer=1, n_head=2))
+        >>> run(model, torch.tensor([[1, 2, 3]]), zero("L0H1", positions=[2])).logits.shape
+        torch.Size([1, 3, 50])
+    """
+    inputs = read_inputs(model, tokens, decoder_ids)
+    with attach(model, edits=edits_for(model, _flat(interventions), inputs)):
+        return run_whole(model, inputs.ids, grad=grad, **inputs.options())
+
+
+@contextmanager
+def intervene(model: PreTrainedModel, interventions: Interventions) -> Iterator[tuple[Site, ...]]:
+    """Hold interventions over a block: any forward pass of `model` inside it, `generate` too.
+
+    In cached decoding positions stay columns of the whole sequence: an intervention on a query's
+    column acts in the step that computes it, one on a key's column in every step that reads it.
+    Values from another run (`patch`, `freeze`, `resample`, `mean` per position) act at the columns
+    that run had; later ones are left alone. Blocks nest, the outer one's interventions first, and
+    each thread has its own.
+
+    Args:
+        model: a transformers model.
+        interventions: one intervention, or a list of them (which may hold lists).
+
+    Returns:
+        A context manager that yields the model's attention sites.
+
+    Raises:
+        InputError: on entry: an unknown head, or values of the wrong width; in a forward pass:
+            another number of sequences than the values have.
+
+    Example:
+        >>> from transformers import GPT2Config, GPT2LMHeadModel
+        >>> import torch
+        >>> from headatlas.interp.interventions import gate
+        >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=8, n_layer=1, n_head=2))
+        >>> with intervene(model, gate("L0H1", 0.5)):
+        ...     ids = model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=2, do_sample=False,
+        ...         pad_token_id=0)
+        >>> ids.shape
+        torch.Size([1, 5])
+    """
+    with attach(model, edits=edits_for(model, _flat(interventions))) as sites:
+        yield sites
+
+
+def _flat(interventions: Any) -> Iterator[Intervention]:
+    if isinstance(interventions, Intervention):
+        yield interventions
+        return
+    if not isinstance(interventions, list | tuple):
+        raise InputError(
+            f"expected an Intervention or a list of them; got {type(interventions).__name__}."
+        )
+    for entry in interventions:
+        yield from _flat(entry)

@@ -1,0 +1,256 @@
+"""What heads computed in another run: the values that patches, means and frozen patterns put in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .attach import AttentionCall, attach
+from .capture import Cache
+from .errors import InputError
+from .forward import run_base
+from .heads import HeadId, KvHeadId
+from .inputs import Inputs
+from .named_heads import Named, locate
+from .sites import Site, attention_sites
+
+Address = tuple[str, int]  # stack, layer
+Heads = Sequence[HeadId | KvHeadId] | None
+
+# what a cache calls each target, the likelier name first
+_KINDS = {"q": ("rot_q", "q"), "k": ("rot_k", "k"), "scores": ("attn_scores",)}
+_NAME = re.compile(r"(?:(enc|dec|cross)\.)?blocks\.(\d+)\.attn\.hook_(\w+)")
+
+DOCUMENTS_AT_A_TIME = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """Values of one target in another run.
+
+    Args:
+        tensors: [#batch, head, #column, width] at each site, by stack and layer.
+        heads: which query heads axis 1 holds, where it does not hold all heads.
+        origin: where they come from, in words.
+        by_column: axis 2 holds the columns 0, 1, … of the sequence; else one value for all.
+        donors: sequence b of a batch gets row `donors[b % len(donors)]`; None: row b.
+        rotated: whether q and k were taken after RoPE, in a model that has it.
+    """
+
+    tensors: Mapping[Address, Tensor]
+    heads: Mapping[Address, tuple[int, ...]]
+    origin: str
+    by_column: bool = True
+    donors: tuple[int, ...] | None = None
+    rotated: bool = True
+
+    def at(self, site: Site) -> Tensor:
+        """The values at a site.
+
+        Raises:
+            InputError: there are none.
+        """
+        values = self.tensors.get((site.stack, site.layer))
+        if values is None:
+            raise InputError(f"{self.origin} holds nothing for {site.module}, {_address(site)}.")
+        return values
+
+    def index(self, site: Site, heads: Sequence[int], n_heads: int) -> list[int]:
+        """Where axis 1 holds `heads`, which are indices among `n_heads` query or key-value heads.
+
+        Raises:
+            InputError: it does not hold them.
+        """
+        held = self.heads.get((site.stack, site.layer))
+        size = self.at(site).shape[1]
+        if held is not None:
+            missing = [head for head in heads if head not in held]
+            if missing:
+                raise InputError(
+                    f"{self.origin} holds heads {list(held)} of {_address(site)}, not {missing[0]}."
+                )
+            return [held.index(head) for head in heads]
+        if size == n_heads:
+            return list(heads)
+        if n_heads == site.n_heads and size == site.n_kv_heads:
+            return [head * size // n_heads for head in heads]
+        raise InputError(
+            f"{self.origin} holds {size} heads at {_address(site)}, where {n_heads} are needed."
+        )
+
+    def take(
+        self, site: Site, index: Sequence[int], columns: Sequence[int] | None, batch: int
+    ) -> Tensor:
+        """The values [#batch, chosen, #column, width] for some columns of a batch.
+
+        Raises:
+            InputError: it holds another number of sequences.
+        """
+        values = self.at(site)[:, list(index)]
+        if self.by_column and columns is not None:
+            values = values[:, :, list(columns)]
+        if self.donors is not None:
+            return values[[self.donors[b % len(self.donors)] for b in range(batch)]]
+        self.check_batch(len(values), batch)
+        return values
+
+    def check_batch(self, held: int, batch: int) -> None:
+        """Refuse to give `held` sequences to a batch of another size."""
+        if self.donors is None and held not in (1, batch):
+            raise InputError(f"{self.origin} holds {held} sequences; this run has {batch}.")
+
+
+def from_cache(cache: Cache, heads: Heads, target: str) -> Reference:
+    """The values of a target that a capture kept.
+
+    Raises:
+        InputError: a named layer or head is not in it, or only some of its rows.
+    """
+    if getattr(cache, "rows", None) is not None and target not in ("k", "v"):
+        raise InputError(
+            "the cache holds some rows only. Capture all, or pass the model and tokens."
+        )
+    layers = None if heads is None else {(head.site, head.layer) for head in heads}
+    tensors: dict[Address, Tensor] = {}
+    held: dict[Address, tuple[int, ...]] = {}
+    rotated = True
+    kinds = _KINDS.get(target, (target,))
+    for name in cache:
+        match = _NAME.fullmatch(name)
+        if match is None or match[3] not in kinds:
+            continue
+        address = (match[1] or "", int(match[2]))
+        if (layers is not None and address not in layers) or (
+            match[3] == target and address in tensors
+        ):
+            continue
+        values = cache[name] if target in ("scores", "pattern") else cache[name].transpose(1, 2)
+        tensors[address] = values
+        rotated = rotated and match[3] in kinds[:1]
+        if cache.heads is not None and target not in ("k", "v"):
+            held[address] = tuple(h.head for h in cache.heads if (h.site, h.layer) == address)
+    for address in sorted((layers or set()) - tensors.keys()):
+        prefix = f"{address[0]}." if address[0] else ""
+        raise InputError(
+            f"the cache holds no {kinds[-1]} of {prefix}L{address[1]}. Capture it with "
+            f"names_filter={kinds[0]!r}, or pass the model and its tokens."
+        )
+    if not tensors:
+        raise InputError(f"the cache holds no {kinds[-1]}. Capture it with names_filter.")
+    return Reference(tensors, held, "the cache", rotated=rotated)
+
+
+def from_run(
+    model: PreTrainedModel,
+    inputs: Inputs,
+    heads: Heads,
+    target: str,
+    *,
+    donors: tuple[int, ...] | None = None,
+) -> Reference:
+    """The values of a target when the model reads `inputs`."""
+    pieces: dict[Address, list[Tensor]] = {}
+
+    def keep(site: Site, values: Tensor, _start: int) -> None:
+        pieces.setdefault((site.stack, site.layer), []).append(values.clone())
+
+    held = _stream(model, inputs, heads, target, keep)
+    tensors = {address: torch.cat(parts) for address, parts in pieces.items()}
+    origin = f"a run of {len(inputs)} × {inputs.ids.shape[1]} tokens"
+    return Reference(tensors, held, origin, donors=donors)
+
+
+def mean_of(
+    model: PreTrainedModel,
+    inputs: Inputs,
+    heads: Heads,
+    target: str,
+    *,
+    by_column: bool,
+    include_bos: bool,
+) -> Reference:
+    """The mean of a target over documents, and over columns unless they are kept apart."""
+    sums: dict[Address, Tensor] = {}
+    counts: dict[Address, Tensor] = {}
+
+    def add(site: Site, values: Tensor, start: int) -> None:
+        live = inputs.rows(start, start + len(values)).live(site, keys=target in ("k", "v"))
+        if not include_bos and site.stack in ("", "enc"):
+            live = live & (live.cumsum(1) > 1)
+        kept = values.double().masked_fill(~live[:, None, :, None], 0.0)
+        over = (0,) if by_column else (0, 2)
+        address = (site.stack, site.layer)
+        sums[address] = sums.get(address, 0) + kept.sum(over, keepdim=True)
+        count = live.sum(0) if by_column else live.sum()[None]
+        counts[address] = counts.get(address, 0) + count
+
+    held = _stream(model, inputs, heads, target, add)
+    for address, count in counts.items():
+        if bool((count == 0).any()):
+            raise InputError(
+                f"the reference set has no token to average at {int((count == 0).sum())} columns "
+                f"of layer {address[1]}. Give longer documents."
+            )
+    tensors = {address: sums[address] / counts[address][:, None] for address in sums}
+    origin = f"the mean over {len(inputs)} documents"
+    return Reference(tensors, held, origin, by_column=by_column)
+
+
+def _stream(
+    model: PreTrainedModel,
+    inputs: Inputs,
+    heads: Heads,
+    target: str,
+    see: Callable[[Site, Tensor, int], None],
+) -> dict[Address, tuple[int, ...]]:
+    """Run the model a few documents at a time; which query heads `see` gets, where not all."""
+    chosen = locate(heads, attention_sites(model))
+    start = 0
+
+    def observe(call: AttentionCall) -> None:
+        named = chosen.get(call.site)
+        if named is not None:
+            see(call.site, _value(call, target, named).detach(), start)
+
+    with torch.no_grad(), attach(model, observers=[observe]):
+        for start in range(0, len(inputs), DOCUMENTS_AT_A_TIME):
+            part = inputs.rows(start, start + DOCUMENTS_AT_A_TIME)
+            run_base(model, part.ids, **part.options())
+    if target in ("k", "v"):
+        return {}
+    return {(site.stack, site.layer): named.query for site, named in chosen.items()}
+
+
+def _value(call: AttentionCall, target: str, named: Named) -> Tensor:
+    """A target's values [batch, head, query or key, width]; all heads of k and v."""
+    if target == "pattern":
+        return call.weights(named.query)
+    if target in ("k", "v"):
+        return getattr(call, target)
+    whole = call.score_matrix if target == "scores" else getattr(call, target)
+    return whole[:, list(named.query)]
+
+
+def fit_keys(values: Tensor, start: int, n_key: int, fill: float, what: str) -> Tensor:
+    """The key columns start … start + n_key of the last axis, with `fill` beyond its end.
+
+    Raises:
+        InputError: a column that is left out does not hold `fill`.
+    """
+    outside = torch.cat([values[..., :start], values[..., start + n_key :]], -1)
+    if outside.numel() and bool((outside != fill).any()):
+        raise InputError(
+            f"{what} attends to keys that this run does not have (it has columns {start} to "
+            f"{start + n_key - 1}). Use a source that is no longer than the run."
+        )
+    piece = values[..., start : start + n_key]
+    return nn.functional.pad(piece, (0, n_key - piece.shape[-1]), value=fill)
+
+
+def _address(site: Site) -> str:
+    return f"{site.prefix}L{site.layer}"

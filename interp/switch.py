@@ -1,0 +1,161 @@
+"""Point a model at our attention function and back: who holds which config, and what it had before.
+
+A model's attention implementation lives in its configs, which models may share; `generate` also
+looks up on the model itself how to build masks. Both are changed while some block needs it, counted
+per object, and restored when the last block ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.masking_utils import create_masks_for_generate
+
+from .errors import InputError
+from .masks import AS_TENSOR, NAME
+from .undo import uninterrupted
+
+
+@dataclass(frozen=True, eq=False)
+class _Hold:
+    """An object changed for as long as some block needs it, and how to change it back."""
+
+    owner: Any  # keeps its id taken
+    restore: Callable[[], Any]
+    implementation: str | None  # outside any block
+    by: set[object]  # the blocks
+
+
+# One entry per object, by id. Configs count, not models: a model and its base model share theirs.
+_HELD: dict[int, _Hold] = {}
+_LOCK = threading.Lock()
+
+
+@contextmanager
+def switched(model: PreTrainedModel) -> Iterator[None]:
+    """Have `model` call our attention function inside the block, and as before after it.
+
+    Raises:
+        InputError: on exit, when the implementation was changed inside the block.
+    """
+    owners, block = [model, *configs(model)], object()
+    changed: list[Any] = []
+    try:
+        with _LOCK:
+            for owner in owners:
+                _HELD.setdefault(id(owner), _hold(owner)).by.add(block)
+            model.set_attn_implementation(NAME)
+            if _HELD[id(model)].by == {block}:
+                model.__dict__[_PREPARE] = _preparing_tensors(model)
+            ours = [owner for owner in owners[1:] if _implementation(owner) == NAME]
+        yield
+        with _LOCK:
+            changed = [config for config in ours if _implementation(config) != NAME]
+            found = _implementation(changed[0]) if changed else None
+            for config in changed:
+                config._attn_implementation_internal = NAME  # an outer block still needs it
+    finally:
+        uninterrupted(lambda: _release(owners, block))
+    if changed:
+        raise InputError(
+            f"the attention implementation of {type(model).__name__} was changed to {found!r} "
+            "inside an attach block, so what ran after that went unseen; it now has again the one "
+            "it had before the block. Call set_attn_implementation outside the block."
+        )
+
+
+def _implementation(config: Any) -> str | None:
+    return config._attn_implementation_internal
+
+
+def _hold(owner: Any) -> _Hold:
+    implementation = getattr(owner, "_attn_implementation_internal", None)
+    return _Hold(owner, _restorer(owner), implementation, set())
+
+
+def _release(owners: Iterable[Any], block: object) -> None:
+    with _LOCK:
+        for owner in owners:
+            hold = _HELD.get(id(owner))
+            if hold is None or block not in hold.by:
+                continue
+            if hold.by == {block}:
+                hold.restore()
+                del _HELD[id(owner)]
+            else:
+                hold.by.remove(block)
+
+
+def _restorer(owner: Any) -> Callable[[], Any]:
+    """How to give a config its implementation back, or a model its preparation of masks."""
+    if not isinstance(owner, nn.Module):
+        value = owner._attn_implementation_internal
+        return lambda: setattr(owner, "_attn_implementation_internal", value)
+    if _PREPARE in owner.__dict__:
+        own = owner.__dict__[_PREPARE]
+        return lambda: owner.__dict__.update({_PREPARE: own})
+    return lambda: owner.__dict__.pop(_PREPARE, None)
+
+
+# `generate` looks this name up on the model to build the masks of a static cache beforehand.
+_PREPARE = "create_masks_for_generate"
+
+
+def _preparing_tensors(model: nn.Module) -> Callable[..., Any]:
+    prepare = getattr(model, _PREPARE, create_masks_for_generate)
+
+    def create_masks(*args: Any, **kwargs: Any) -> Any:
+        token = AS_TENSOR.set(True)
+        try:
+            return prepare(*args, **kwargs)
+        finally:
+            AS_TENSOR.reset(token)
+
+    return create_masks
+
+
+def configs(model: nn.Module) -> Iterator[Any]:
+    """Every config object that names an attention implementation, each once."""
+    queue = [getattr(module, "config", None) for module in model.modules()]
+    seen: set[int] = set()
+    while queue:
+        config = queue.pop()
+        if id(config) in seen or not hasattr(config, "_attn_implementation_internal"):
+            continue
+        seen.add(id(config))
+        queue += [getattr(config, key, None) for key in getattr(config, "sub_configs", ())]
+        yield config
+
+
+def asks_unheld(config: Any) -> bool:
+    """Whether a config asks for our function although no block holds it: that of a copy."""
+    return getattr(config, "_attn_implementation_internal", None) == NAME and (
+        id(config) not in _HELD
+    )
+
+
+def is_switched(model: nn.Module) -> bool:
+    """Whether some block holds one of the model's configs at this moment."""
+    with _LOCK:
+        return any(id(config) in _HELD for config in configs(model))
+
+
+def own_implementations(model: nn.Module) -> tuple[str | None, ...]:
+    """The attention implementation of each of the model's configs, as it is outside any block."""
+    with _LOCK:
+        return tuple(
+            _HELD[id(config)].implementation if id(config) in _HELD else _implementation(config)
+            for config in configs(model)
+        )
+
+
+def is_copy(model: nn.Module) -> bool:
+    """Whether it was copied inside a block: it asks for our function, but nobody holds it."""
+    with _LOCK:
+        return any(asks_unheld(config) for config in configs(model))
