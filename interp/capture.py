@@ -2,81 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from .attach import AttentionCall, Edit, attach
+from .cache import Cache
+from .capture_file import Spec, Text, load_cache, stream_cache
 from .errors import InputError
-from .forward import check_ids, embedding_weight, run_base
+from .forward import run_base
 from .heads import HeadId
-from .hook_names import (
-    PER_HEAD,
-    NamesFilter,
-    Wanted,
-    choose_heads,
-    choose_names,
-    full_name,
-    is_rotary,
-    what_exists,
-)
-from .pattern import masked_scores
-from .projections import head_matrices, output_projections
+from .hook_names import NamesFilter, Wanted, choose_heads, choose_names, is_rotary
+from .hook_values import Lengths, Reader
+from .inputs import Inputs, read_inputs
 from .sites import Site, attention_sites
-from .survey import is_encoder_decoder
-from .tokens import Tokens, tokenize, visible_all
+from .tokens import Tokens, context_length, tokenize, visible_all
+from .watch import watch_calls
 
+__all__ = ["Cache", "capture", "load_cache"]
 
-class Cache(Mapping[str, Tensor]):
-    """What `capture` kept: a read-only mapping from names to tensors.
-
-    `cache["blocks.5.attn.hook_pattern"]`, or short `cache["pattern", 5]`; in an encoder-decoder
-    model `cache["enc.blocks.5.attn.hook_pattern"]` or `cache["pattern", 5, "enc"]`.
-
-    Attributes:
-        tokens: the visible strings of each sequence.
-        token_ids: token ids [batch, pos] (the encoder's, in an encoder-decoder model).
-        mask: True where a token stands, False at padding [batch, pos].
-        heads: the heads it was narrowed to, or None for all. Tensors with a head axis then hold
-            only a layer's heads among these, in this order; k and v keep all their heads.
-    """
-
-    def __init__(
-        self,
-        tensors: dict[str, Tensor],
-        *,
-        tokens: list[list[str]],
-        token_ids: Int[Tensor, "batch pos"],
-        mask: Bool[Tensor, "batch pos"],
-        heads: tuple[HeadId, ...] | None,
-    ) -> None:
-        self._tensors = tensors
-        self.tokens, self.token_ids, self.mask, self.heads = tokens, token_ids, mask, heads
-
-    def __getitem__(self, name: str | tuple[Any, ...]) -> Tensor:
-        full = name if isinstance(name, str) else full_name(*name)
-        if full not in self._tensors:
-            raise InputError(f"{full!r} was not captured. {what_exists(self._tensors, full)}")
-        return self._tensors[full]
-
-    def __contains__(self, name: object) -> bool:
-        if isinstance(name, tuple):
-            name = full_name(*name)
-        return name in self._tensors
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-    def __repr__(self) -> str:
-        return f"Cache of {len(self)} tensors: {', '.join(list(self)[:3])}, …"
+_LOG = logging.getLogger("headatlas")
+_LARGE = 256 << 20  # bytes
+_IN_MEMORY = 4 << 30
 
 
 def capture(
@@ -85,11 +38,15 @@ def capture(
     text_or_ids: str | Sequence[str] | Tensor | Tokens,
     *,
     names_filter: NamesFilter = None,
+    layers: Sequence[int] | None = None,
     heads: Sequence[str | HeadId] | None = None,
+    rows: Sequence[int] | None = None,
     prepend_bos: bool | None = None,
     edits: Sequence[Edit] = (),
     decoder_ids: Tensor | None = None,
-    max_bytes: int = 4 << 30,
+    device: torch.device | str | None = None,
+    save: str | os.PathLike[str] | None = None,
+    max_bytes: int | None = None,
 ) -> Cache:
     """Run `model` once and keep queries, keys, values, patterns and head outputs.
 
@@ -98,21 +55,27 @@ def capture(
 
     | kind | shape | what |
     |---|---|---|
-    | q, k | [batch, pos, head, d_head] | queries and keys of a model without rotary positions |
-    | rot_q, rot_k | [batch, pos, head, d_head] | the same after RoPE, of a model with them |
+    | q, k | [batch, pos, head, d_head] | queries and keys, of a rotary model before rotation |
+    | rot_q, rot_k | [batch, pos, head, d_head] | the same after RoPE, of a model with it |
     | v | [batch, pos, kv_head, d_value] | values |
     | attn_scores | [batch, head, query, key] | before softmax, −inf where masked |
     | pattern | [batch, head, query, key] | attention weights |
     | z | [batch, pos, head, d_value] | pattern-weighted values, before W_O |
     | result | [batch, pos, head, d_model] | z W_O of each head, without bias |
 
-    q and k are kept as attention receives them: after QK-norm, and after any factor the model
-    applies first (OPT's 1/√d). In a rotary model that is after rotation, so hook_q and hook_k,
-    which TransformerLens takes before it, do not exist here: ask for hook_rot_q and hook_rot_k.
-    k, rot_k and v have one head per key-value head. Layers count attention layers only.
+    rot_q and rot_k, and q and k of a model without rotation, are as attention receives them: after
+    QK-norm, and after any factor the model applies first (OPT's 1/√d). In a rotary model q and k
+    are what the projections put out, before QK-norm and RoPE, in the order of dimensions that
+    attention uses; where that is taken from is found by running the model (see
+    `sources.sources`). k, rot_k and v have one head per key-value head. Layers count attention
+    layers only. Edits show in what comes after them: those of q and k in rot_q and rot_k, or in q
+    and k where there is no rotation.
 
-    By default everything except attn_scores and result is kept, which takes, per layer and in the
-    model's dtype, about `batch · n_heads · pos²` numbers for the pattern alone.
+    By default everything is kept that attention receives and gives: neither attn_scores and
+    result nor, in a rotary model, q and k. That takes, per layer and in the model's dtype, about
+    `batch · n_heads · pos²` numbers for the pattern alone. A capture over 256 MiB says its size
+    through the logger `headatlas` before it runs. To keep nothing and compute as the model runs,
+    use `attach(model, observers=[…])`.
 
     Args:
         model: a transformers model.
@@ -120,18 +83,26 @@ def capture(
         text_or_ids: a text, several texts, `Tokens`, or token ids [batch, pos] without padding.
         names_filter: which names: a name, a kind ("pattern"), a collection of these, or a
             predicate on full names.
+        layers: keep these layers only.
         heads: keep these heads only, and only their layers.
+        rows: keep these query positions only (columns of the ids, negative ones from the end), of
+            everything but k, rot_k and v. Patterns and scores are not computed for other rows.
         prepend_bos: whether texts start with a BOS token; None leaves it to the tokenizer.
         edits: changes to make on the way, as in `attach`.
         decoder_ids: what the decoder of an encoder-decoder model reads [batch, pos]; by default
             the encoder's tokens shifted right behind the start token.
-        max_bytes: refuse to keep more than this, in bytes.
+        device: where to keep the tensors; None: where they are computed.
+        save: write them to this file (safetensors) as they come, and return the cache that
+            `load_cache(save)` gives: the tensors of one layer are in memory at a time.
+        max_bytes: refuse to keep more than this, in bytes; None: 4 GiB in memory, and in a file
+            what the disk has left.
 
     Returns:
         The cache; its tensors carry no gradients.
 
     Raises:
-        InputError: an unknown name or head, too much to keep, or a model that cannot be hooked.
+        InputError: an unknown name, layer, head or row, too much to keep, a file that cannot be
+            written, q or k that cannot be traced, or a model that cannot be hooked.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -142,121 +113,125 @@ def capture(
 
     Reference: Nanda and Bloom, TransformerLens (2022), for names and shapes.
     """
+    if device is not None and save is not None:
+        raise InputError("device applies to tensors in memory; with save they go to the file.")
     sites = attention_sites(model)
-    ids, mask, strings = _read_text(model, tokenizer, text_or_ids, prepend_bos)
-    inputs: dict[str, Any] = {}
-    if is_encoder_decoder(model):
-        inputs["decoder_input_ids"] = _decoder_ids(model, ids, decoder_ids)
-    elif decoder_ids is not None:
-        raise InputError(f"{type(model).__name__} has no decoder to read decoder_ids.")
+    inputs, strings = _read_text(model, tokenizer, text_or_ids, prepend_bos, decoder_ids)
     chosen = None if heads is None else choose_heads(sites, heads)
-    wanted = choose_names(sites, names_filter, chosen, rotary=is_rotary(model))
-    lengths = (ids.shape[0], ids.shape[1], inputs.get("decoder_input_ids", ids).shape[1])
-    _check_size(model, wanted, lengths, max_bytes)
-    projections = output_projections(model) if any(w.kind == "result" for w in wanted) else {}
-    kept: dict[str, Tensor] = {}
-    watch = partial(_keep, kept=kept, wanted=wanted, projections=projections)
-    with torch.no_grad(), attach(model, observers=[watch], edits=edits):
-        run_base(model, ids, None if bool(mask.all()) else mask, **inputs)
+    rotary = is_rotary(model)
+    wanted = choose_names(sites, names_filter, chosen, rotary=rotary, layers=layers)
+    decoder = inputs.ids if inputs.decoder_ids is None else inputs.decoder_ids
+    lengths = Lengths(len(inputs), inputs.ids.shape[1], decoder.shape[1])
+    places = _check_rows(rows, wanted, lengths)
+    reader = Reader(model, wanted, rotary=rotary, rows=places)
+    specs = [Spec(w.name, reader.shape(w, lengths), model.dtype) for w in wanted]
+    where = "to memory" if save is None else f"to {str(save)!r}"
+    _check_size(specs, _IN_MEMORY if max_bytes is None and save is None else max_bytes, where)
+    text = Text(strings, inputs.ids, inputs.mask, chosen, places)
+    with _keeping(save, specs, text, device) as (put, kept):
+        watch = _watching(reader, wanted, put)
+        hooks = attach(model, observers=[watch], edits=edits)
+        with torch.no_grad(), hooks, watch_calls(reader.modules, reader.see):
+            run_base(model, inputs.ids, **inputs.options())
+    if save is not None:
+        return load_cache(save)
     ordered = {w.name: kept[w.name] for w in wanted}
-    return Cache(ordered, tokens=strings, token_ids=ids, mask=mask, heads=chosen)
+    return Cache(
+        ordered, tokens=strings, token_ids=inputs.ids, mask=inputs.mask, heads=chosen, rows=places
+    )
 
 
-def _keep(
-    call: AttentionCall,
-    *,
-    kept: dict[str, Tensor],
-    wanted: Sequence[Wanted],
-    projections: Mapping[Site, nn.Module],
-) -> None:
+@contextmanager
+def _keeping(
+    path: str | os.PathLike[str] | None,
+    specs: Sequence[Spec],
+    text: Text,
+    device: torch.device | str | None,
+) -> Iterator[tuple[Callable[[str, Tensor], None], dict[str, Tensor]]]:
+    """How to keep a tensor: in a file, or in the dictionary that comes along."""
+    kept: dict[str, Tensor] = {}
+
+    def put(name: str, tensor: Tensor) -> None:
+        kept[name] = tensor.to(device)
+
+    if path is None:
+        yield put, kept
+    else:
+        with stream_cache(path, specs, text) as to_file:
+            yield to_file, kept
+
+
+def _watching(reader: Reader, wanted: Sequence[Wanted], put: Callable[[str, Tensor], None]):
+    by_site: dict[Site, list[Wanted]] = {}
     for want in wanted:
-        if want.site == call.site:
-            kept[want.name] = _value(call, want, projections).detach()
+        by_site.setdefault(want.site, []).append(want)
+
+    def watch(call: AttentionCall) -> None:
+        for want in by_site.get(call.site, ()):
+            put(want.name, reader.value(call, want).detach())
+        reader.forget()
+
+    return watch
 
 
-def _value(call: AttentionCall, want: Wanted, projections: Mapping[Site, nn.Module]) -> Tensor:
-    pick = slice(None) if want.heads is None else list(want.heads)
-    kind = want.kind.removeprefix("rot_")
-    if kind == "pattern":
-        return call.weights(want.heads)
-    if kind == "attn_scores":
-        return masked_scores(call.q, call.k, call.mask, call.scores)[:, pick].to(call.q.dtype)
-    if kind == "result":
-        if want.site not in projections:
-            raise InputError(
-                f"hook_result does not exist at {want.site.module}: no plain linear map takes its "
-                "z, so heads have no separate contribution. Leave result out of names_filter."
-            )
-        matrices = head_matrices(projections[want.site], want.site)
-        return torch.einsum("bhpv,hvd->bphd", call.z[:, pick], matrices[pick])
-    tensor = getattr(call, kind).transpose(1, 2)
-    return (tensor[:, :, pick] if want.kind in PER_HEAD else tensor).contiguous()
-
-
-def _check_size(
-    model: PreTrainedModel, wanted: Sequence[Wanted], lengths: tuple[int, int, int], limit: int
-) -> None:
-    batch, n_enc, n_dec = lengths
-    numbers = 0
-    for want in wanted:
-        site = want.site
-        n_query = n_enc if site.stack in ("", "enc") else n_dec
-        n_key = n_dec if site.stack == "dec" else n_enc
-        n_heads = site.n_heads if want.heads is None else len(want.heads)
-        size = {
-            "pattern": n_heads * n_query * n_key,
-            "attn_scores": n_heads * n_query * n_key,
-            "result": n_heads * n_query * embedding_weight(model).shape[1],
-            "z": n_heads * n_query * site.d_value,
-            "v": site.n_kv_heads * n_key * site.d_value,
-        }
-        q_or_k = n_heads * n_query if want.kind.endswith("q") else site.n_kv_heads * n_key
-        numbers += batch * size.get(want.kind, q_or_k * site.d_head)
-    n_bytes = numbers * model.dtype.itemsize
-    if n_bytes > limit:
+def _check_size(specs: Sequence[Spec], limit: int | None, where: str) -> None:
+    """Refuse what is too large, and say so before what takes long."""
+    n_bytes = sum(spec.n_bytes for spec in specs)
+    if limit is not None and n_bytes > limit:
         raise InputError(
-            f"these {len(wanted)} tensors would take {n_bytes / 2**30:.1f} GiB, over max_bytes = "
-            f"{limit / 2**30:.1f} GiB. Narrow them with names_filter= or heads=, shorten the text, "
-            "or raise max_bytes."
+            f"these {len(specs)} tensors would take {n_bytes / 2**30:.1f} GiB, over max_bytes = "
+            f"{limit / 2**30:.1f} GiB. Narrow them with names_filter=, layers=, heads= or rows=, "
+            "shorten the text, write them to a file with save=, or raise max_bytes."
         )
+    if n_bytes > _LARGE:
+        _LOG.warning("capturing %d tensors, %.1f GiB, %s", len(specs), n_bytes / 2**30, where)
 
 
-def _decoder_ids(model: PreTrainedModel, ids: Tensor, given: Tensor | None) -> Tensor:
-    if given is not None:
-        if given.ndim != 2 or given.shape[0] != ids.shape[0]:
-            raise InputError(
-                f"decoder_ids must be [batch, pos] with batch {ids.shape[0]}; got "
-                f"{tuple(given.shape)}."
-            )
-        return given.to(ids.device)
-    start = getattr(model.config, "decoder_start_token_id", None)
-    if start is None:
-        raise InputError("the model's config names no decoder_start_token_id. Pass decoder_ids.")
-    return torch.cat([torch.full_like(ids[:, :1], start), ids[:, :-1]], 1)
+def _check_rows(
+    rows: Sequence[int] | None, wanted: Sequence[Wanted], lengths: Lengths
+) -> tuple[int, ...] | None:
+    """The rows asked for, counted from the front."""
+    if rows is None:
+        return None
+    shortest = min(lengths.queries(want.site) for want in wanted)
+    same = len({lengths.queries(want.site) for want in wanted}) == 1
+    chosen = []
+    for row in rows:
+        if isinstance(row, bool) or not isinstance(row, int) or not -shortest <= row < shortest:
+            raise InputError(f"rows must be query positions 0 to {shortest - 1}; got {row!r}.")
+        if row < 0 and not same:
+            raise InputError(f"row {row} counts from the end, but the stacks differ in length.")
+        chosen.append(row % shortest)
+    if not chosen:
+        raise InputError("rows is empty. Name at least one position, or pass None for all.")
+    return tuple(chosen)
 
 
 def _read_text(
-    model: PreTrainedModel, tokenizer: Any, text: Any, prepend_bos: bool | None
-) -> tuple[Tensor, Tensor, list[list[str]]]:
-    """Ids and mask [batch, pos] on the model's device, and the visible string of each token."""
-    weight = embedding_weight(model)
+    model: PreTrainedModel,
+    tokenizer: Any,
+    text: Any,
+    prepend_bos: bool | None,
+    decoder_ids: Tensor | None,
+) -> tuple[Inputs, list[list[str]]]:
+    """What the model reads, and the visible string of each token."""
     if not isinstance(text, Tensor | Tokens):
         if tokenizer is None:
             raise InputError("a text needs a tokenizer. Pass one, or token ids [batch, pos].")
         text = tokenize(tokenizer, text, prepend_bos=prepend_bos)
     elif prepend_bos is not None:
         raise InputError("prepend_bos applies to texts; tokens are run as they are.")
-    if isinstance(text, Tokens):
-        strings = [visible_all(row) for row in text.strings]
-        return text.ids.to(weight.device), text.mask.to(weight.device), strings
-    if text.ndim != 2 or text.is_floating_point() or text.numel() == 0:
-        raise InputError(
-            f"token ids must be integers [batch, pos]; got {text.dtype} {tuple(text.shape)}."
+    inputs = read_inputs(model, text, decoder_ids)
+    context = context_length(model)
+    if context is not None and inputs.ids.shape[1] > context:
+        _LOG.warning(
+            "the text has %d tokens, more than the %d that the model was made for",
+            inputs.ids.shape[1],
+            context,
         )
-    ids = text.to(weight.device, torch.int64)
-    check_ids(model, ids, "token ids")
-    strings = [_strings(tokenizer, row) for row in ids.tolist()]
-    return ids, torch.ones_like(ids, dtype=torch.bool), strings
+    if isinstance(text, Tokens):
+        return inputs, [visible_all(row) for row in text.strings]
+    return inputs, [_strings(tokenizer, row) for row in inputs.ids.tolist()]
 
 
 def _strings(tokenizer: Any, ids: list[int]) -> list[str]:

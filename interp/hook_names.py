@@ -13,9 +13,9 @@ from .sites import Site
 
 NamesFilter = str | Collection[str] | Callable[[str], bool] | None
 
+KINDS = ("q", "k", "rot_q", "rot_k", "v", "attn_scores", "pattern", "z", "result")
 # kinds that exist per query head; keys and values exist per key-value head
 PER_HEAD = ("q", "rot_q", "attn_scores", "pattern", "z", "result")
-_BY_REQUEST = ("attn_scores", "result")
 
 
 @dataclass(frozen=True)
@@ -46,19 +46,21 @@ def choose_names(
     chosen: tuple[HeadId, ...] | None,
     *,
     rotary: bool,
+    layers: Collection[int] | None = None,
 ) -> list[Wanted]:
     """What to keep, in the order of the sites.
 
     Raises:
-        InputError: the filter names something that does not exist, or selects nothing.
+        InputError: the filter names something that does not exist, or selects nothing, or the
+            model lacks a layer.
     """
-    kinds = (
-        *(("rot_q", "rot_k") if rotary else ("q", "k")),
-        *("v", "attn_scores", "pattern", "z", "result"),
-    )
+    kinds = tuple(kind for kind in KINDS if rotary or not kind.startswith("rot_"))
     accept = _predicate(names_filter, kinds, sites)
+    _check_layers(sites, layers)
     wanted = []
     for site in sites:
+        if layers is not None and site.layer not in layers:
+            continue
         heads = None
         if chosen is not None:
             heads = tuple(h.head for h in chosen if (h.site, h.layer) == (site.stack, site.layer))
@@ -70,8 +72,8 @@ def choose_names(
                 wanted.append(Wanted(name, kind, site, heads if kind in PER_HEAD else None))
     if not wanted:
         raise InputError(
-            f"names_filter selects nothing. Names look like {_name(sites[0], 'pattern')!r}; the "
-            f"kinds are {', '.join(kinds)}."
+            f"names_filter, layers and heads select nothing. Names look like "
+            f"{_name(sites[0], 'pattern')!r}; the kinds are {', '.join(kinds)}."
         )
     return wanted
 
@@ -80,7 +82,9 @@ def _predicate(
     names_filter: NamesFilter, kinds: Sequence[str], sites: Sequence[Site]
 ) -> Callable[[str], bool]:
     if names_filter is None:
-        return lambda name: not name.endswith(tuple(f".hook_{kind}" for kind in _BY_REQUEST))
+        # what attention receives and gives; the rest follows from it, or costs more to find
+        left_out = {"attn_scores", "result", *(("q", "k") if "rot_q" in kinds else ())}
+        return lambda name: name.rsplit("hook_", 1)[-1] not in left_out
     if callable(names_filter):
         return names_filter
     asked = [names_filter] if isinstance(names_filter, str) else list(names_filter)
@@ -97,6 +101,15 @@ def _predicate(
     return accepted.__contains__
 
 
+def _check_layers(sites: Sequence[Site], layers: Collection[int] | None) -> None:
+    known = {site.layer for site in sites}
+    for layer in layers or ():
+        if layer not in known:
+            raise InputError(
+                f"the model has no attention layer {layer!r}; it has {min(known)} to {max(known)}."
+            )
+
+
 def _name(site: Site, kind: str) -> str:
     return f"{site.prefix}blocks.{site.layer}.attn.hook_{kind}"
 
@@ -111,7 +124,10 @@ def what_exists(names: Collection[str], asked: str) -> str:
     """What to ask for in place of a name that does not exist."""
     kind = asked.rsplit("hook_", 1)[-1]
     if kind in ("q", "k") and any(name.endswith(f"hook_rot_{kind}") for name in names):
-        return f"Attention sees {kind} after rotary positions: ask for rot_{kind}."
+        return (
+            f"Kept was rot_{kind}, after rotary positions: ask for it, or name {kind} in "
+            "names_filter."
+        )
     if kind in ("rot_q", "rot_k") and any(name.endswith(f"hook_{kind[-1]}") for name in names):
         return f"The model has no rotary positions: ask for {kind[-1]}."
     return f"There are: {', '.join(sorted(names)[:8])}{' …' if len(names) > 8 else ''}."

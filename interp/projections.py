@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
-from .attach import AttentionCall, attach, watch_inputs
 from .errors import InputError
 from .sites import Site
-from .survey import run_probe
+from .sources import sources
 
 
 def output_projections(model: PreTrainedModel) -> Mapping[Site, nn.Module]:
@@ -34,23 +31,11 @@ def output_projections(model: PreTrainedModel) -> Mapping[Site, nn.Module]:
         >>> [type(module).__name__ for module in output_projections(model).values()]
         ['Conv1D']
     """
-    found: dict[Site, nn.Module] = {}
-    waiting: list[tuple[Site, Tensor]] = []
-
-    def remember(call: AttentionCall) -> None:
-        waiting[:] = [(call.site, call.z.transpose(1, 2).flatten(2))]
-
-    def compare(module: nn.Module, received: Tensor) -> None:
-        if waiting:
-            site, z = waiting[0]
-            if received.numel() == z.numel() and torch.equal(received.reshape(z.shape), z):
-                found[site] = module
-                waiting.clear()
-
-    linear = [module for module in model.modules() if isinstance(module, nn.Linear | Conv1D)]
-    with attach(model, observers=[remember]), watch_inputs(linear, compare):
-        run_probe(model)
-    return found
+    return {
+        site: model.get_submodule(found.output)
+        for site, found in sources(model).items()
+        if found.output is not None
+    }
 
 
 def head_matrices(projection: nn.Module, site: Site) -> Tensor:

@@ -1,0 +1,65 @@
+"""What a capture kept: tensors by TransformerLens's names, in memory or in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from .errors import InputError
+from .heads import HeadId
+from .hook_names import full_name, what_exists
+
+
+class Cache(Mapping[str, Tensor]):
+    """What `capture` kept: a read-only mapping from names to tensors.
+
+    `cache["blocks.5.attn.hook_pattern"]`, or short `cache["pattern", 5]`; in an encoder-decoder
+    model `cache["enc.blocks.5.attn.hook_pattern"]` or `cache["pattern", 5, "enc"]`. A cache loaded
+    from a file reads a tensor each time it is asked for.
+
+    Attributes:
+        tokens: the visible strings of each sequence.
+        token_ids: token ids [batch, pos] (the encoder's, in an encoder-decoder model).
+        mask: True where a token stands, False at padding [batch, pos].
+        heads: the heads it was narrowed to, or None for all. Tensors with a head axis then hold
+            only a layer's heads among these, in this order; k and v keep all their heads.
+        rows: the query positions it was narrowed to, or None for all. The query axis of patterns
+            and scores, and the pos axis of q, z and result, then hold these, in this order.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        tokens: list[list[str]],
+        token_ids: Int[Tensor, "batch pos"],
+        mask: Bool[Tensor, "batch pos"],
+        heads: tuple[HeadId, ...] | None,
+        rows: tuple[int, ...] | None = None,
+    ) -> None:
+        self._tensors = tensors
+        self.tokens, self.token_ids, self.mask = tokens, token_ids, mask
+        self.heads, self.rows = heads, rows
+
+    def __getitem__(self, name: str | tuple[Any, ...]) -> Tensor:
+        full = name if isinstance(name, str) else full_name(*name)
+        if full not in self._tensors:
+            raise InputError(f"{full!r} was not captured. {what_exists(self._tensors, full)}")
+        return self._tensors[full]
+
+    def __contains__(self, name: object) -> bool:
+        if isinstance(name, tuple):
+            name = full_name(*name)
+        return name in self._tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __repr__(self) -> str:
+        return f"Cache of {len(self)} tensors: {', '.join(list(self)[:3])}, …"
