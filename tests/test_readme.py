@@ -1,4 +1,4 @@
-"""The README's snippets run as they stand, in order, and the page keeps its length."""
+"""The snippets of README and docs run as they stand, in order; the README keeps its length."""
 
 import re
 import shlex
@@ -6,22 +6,42 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+
 README = Path(__file__).parent.parent / "README.md"
+HOOKS = README.parent / "docs" / "hooks.md"
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", README.read_text("utf-8"), re.M | re.S)
+def blocks(language, page=README):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+
+
+def run_snippets(page):
+    """Run a page's Python blocks in one namespace, which is returned."""
+    names: dict = {}
+    snippets = blocks("python", page)
+    assert len(snippets) >= 4
+    for snippet in snippets:
+        exec(compile(snippet, str(page), "exec"), names)
+    return names
 
 
 def test_python_snippets_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names: dict = {}
-    snippets = blocks("python")
-    assert len(snippets) >= 4
-    for snippet in snippets:
-        exec(compile(snippet, str(README), "exec"), names)
-    assert names["logits"].shape[:2] == (1, 5)
+    names = run_snippets(README)
+    assert names["logits"].shape[0] == 1
     assert (tmp_path / "atlas.parquet").is_file()
+
+
+def test_the_page_on_hooks_says_what_happens(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_snippets(HOOKS)
+    assert names["logits"].shape[:2] == (1, 5)
+    assert not names["plain"].equal(names["without"])
+    assert not names["without"].equal(names["through_values"])
+    assert names["cache"]["q", 1].shape[1] == 1
+    torch.testing.assert_close(names["out"], names["layer"](names["x"])[:, 4:])
+    torch.testing.assert_close(names["trace"].result.sum(2), names["trace"].out)
 
 
 def test_commands_run(tmp_path):

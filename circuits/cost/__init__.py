@@ -1,0 +1,1 @@
+"""What attention costs: FLOPs, bytes, regime and cache of any shape of attention."""
