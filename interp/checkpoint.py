@@ -45,7 +45,7 @@ def check_folder(folder: Path, name: str) -> Held:
             an adapter without its model; a config that asks for downloaded code or for absurdly
             many layers, labels, ….
     """
-    return _check_weights(folder, _read_config(folder, name), name)
+    return _check_weights(folder, read_config(folder, name), name)
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
@@ -66,7 +66,8 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
     return value
 
 
-def _read_config(folder: Path, name: str) -> dict[str, Any]:
+def read_config(folder: Path, name: str) -> dict[str, Any]:
+    """The entries of a folder's config.json, checked to be an object."""
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
             raise InputError(
@@ -118,11 +119,11 @@ def _check_weights(folder: Path, config: dict[str, Any], name: str) -> Held:
             raise InputError(
                 f"{file.name} of {name!r} is corrupt or cut off: {one_line(error)}. Fetch it again."
             ) from error
-    _check_counts(config, n_tensors, name)
+    check_counts(config, n_tensors, name)
     return Held(n_tensors, n_weights)
 
 
-def _check_counts(config: dict[str, Any], n_tensors: int, name: str) -> None:
+def check_counts(config: dict[str, Any], n_tensors: int, name: str) -> None:
     """Refuse numbers so large that building the config or the model would take for ever."""
     for key, value in _entries(config):
         words = str(key).lower().split("_")

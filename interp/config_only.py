@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .checkpoint import _check_counts, _read_config
+from .checkpoint import check_counts, read_config
 from .errors import InputError
 from .gguf_file import check_gguf
-from .load import _HUB_ID, _TINY, _hint
-from .pretrained import _as_input_error, quiet
+from .model_names import locate_model
+from .pretrained import quiet, reading
 
 _MAX_PIECES = 200_000  # modules and parameters; the largest models have some ten thousand
 
@@ -39,31 +39,20 @@ def load_config(source: str | os.PathLike[str]) -> Any:
         >>> load_config("tiny").num_attention_heads
         8
     """
-    name = os.fspath(source)
-    if not isinstance(name, str) or not name.strip() or "\0" in name:
-        raise InputError(f"a model is a name or a path; got {source!r}.")
-    if name == "tiny":
-        return _from_folder(_TINY, name)
-    path = Path(name).expanduser()
-    try:
-        is_folder, is_file = path.is_dir(), path.is_file()
-    except OSError as error:  # a name too long for the file system, a folder without permission
-        raise InputError(f"cannot open {name[:80]!r}: {error.strerror}.") from error
-    if is_folder:
-        return _from_folder(path, name)
-    if is_file and path.suffix.lower() == ".gguf":
-        return _from_gguf(path)
-    if is_file:
-        raise InputError(
-            f"{name!r} is a file; give a .gguf file or the folder that holds config.json."
-        )
-    return _from_folder(_from_hub(name), name)
+    place = locate_model(source, from_hub=_fetch)
+    return _from_gguf(place.path) if place.is_gguf else _from_folder(place.path, place.name)
+
+
+def _fetch(name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(name, "config.json")).parent
 
 
 def _from_folder(folder: Path, name: str) -> Any:
     # no tensor is seen, so none vouches for a larger number of layers than the limits allow
-    _check_counts(_read_config(folder, name), 0, name)
-    with quiet(), _as_input_error(name):
+    check_counts(read_config(folder, name), 0, name)
+    with quiet(), reading(name):
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
@@ -72,29 +61,11 @@ def _from_folder(folder: Path, name: str) -> Any:
 
 def _from_gguf(path: Path) -> Any:
     check_gguf(path)
-    with quiet(), _as_input_error(path.name):
+    with quiet(), reading(path.name):
         from transformers import AutoConfig
 
         options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
         return AutoConfig.from_pretrained(path.parent, **options).get_text_config()
-
-
-def _from_hub(name: str) -> Path:
-    """The folder that holds the config of a hub model, fetched when it is not there yet."""
-    if not _HUB_ID.fullmatch(name) or name.lower().endswith(".gguf") or name.startswith("."):
-        raise InputError(f"no file or folder {name!r}. {_hint(name)}")
-    from huggingface_hub import hf_hub_download
-
-    try:
-        return Path(hf_hub_download(name, "config.json")).parent
-    except (
-        Exception
-    ) as error:  # the hub's client raises OSError, ValueError and its own httpx errors
-        reason = " ".join(str(error).split())[:160].rstrip(".")
-        raise InputError(
-            f"no config of {name!r}: it is not built in, not a folder here, and the hub gave "
-            f"nothing ({type(error).__name__}: {reason}). {_hint(name)}"
-        ) from error
 
 
 def skeleton(config: Any, name: str) -> nn.Module:
@@ -105,7 +76,7 @@ def skeleton(config: Any, name: str) -> nn.Module:
     """
     from transformers import AutoModel
 
-    with quiet(), _as_input_error(name), torch.device("meta"), _at_most(_MAX_PIECES, name):
+    with quiet(), reading(name), torch.device("meta"), _at_most(_MAX_PIECES, name):
         return AutoModel.from_config(config, attn_implementation="eager", trust_remote_code=False)
 
 

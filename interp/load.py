@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,9 @@ import torch
 from torch import nn
 
 from .errors import InputError
+from .model_names import locate_model
 from .pretrained import read_folder, read_gguf
 
-BUILT_IN = ("tiny", "smollm2-135m")
-_TINY = Path(__file__).parent / "builtin" / "tiny"
-_HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
 # one level deep and no pickle: what a model and its tokenizer need, and nothing that can run
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.txt", "*.tiktoken", "*.spm", "*.jinja"]
 _UNWANTED = ["*/*", "consolidated*", "*.fp16.safetensors", "*.bf16.safetensors"]
@@ -57,78 +53,24 @@ def load(
         raise InputError(
             f"dtype must be a floating torch dtype such as torch.float32; got {dtype!r}."
         )
-    name = os.fspath(source)
-    if not isinstance(name, str) or not name.strip() or "\0" in name:
-        raise InputError(f"a model is a name or a path; got {source!r}. Built in: {_built_in()}.")
-    place = _device(device)
-    model, tokenizer = _read(name, dtype)
+    device = _device(device)
+    place = locate_model(source, from_hub=_fetch)
+    if place.is_gguf:
+        model, tokenizer = read_gguf(place.path, dtype=dtype)
+    else:
+        model, tokenizer = read_folder(place.path, dtype=dtype, name=place.name)
     try:
-        return model.to(place), tokenizer
+        return model.to(device), tokenizer
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0]
-        raise InputError(f"cannot move {name!r} to {str(device)!r}: {reason}") from error
+        raise InputError(f"cannot move {place.name!r} to {str(device)!r}: {reason}") from error
 
 
-def _read(name: str, dtype: torch.dtype) -> tuple[nn.Module, Any]:
-    if name == "tiny":
-        return read_folder(_TINY, dtype=dtype, name=name)
-    if name == "smollm2-135m":
-        from .builtin import smollm2
-
-        return read_folder(smollm2.fetch(), dtype=dtype, name=name)
-    path = Path(name).expanduser()
-    try:
-        is_folder, is_file = path.is_dir(), path.is_file()
-    except OSError as error:  # a name too long for the file system, a folder without permission
-        raise InputError(f"cannot open {name[:80]!r}: {error.strerror}.") from error
-    if is_folder:
-        return read_folder(path, dtype=dtype, name=name)
-    if is_file:
-        if path.suffix.lower() == ".gguf":
-            return read_gguf(path, dtype=dtype)
-        raise InputError(
-            f"{name!r} is a file; give a .gguf file or the folder that holds config.json."
-        )
-    return read_folder(_from_hub(name), dtype=dtype, name=name)
-
-
-def _from_hub(name: str) -> Path:
+def _fetch(name: str) -> Path:
     """The local copy of a hub model, downloaded when it is not there yet."""
-    meant = [known for known in BUILT_IN if _plain(known) == _plain(name)]
-    if meant:  # nobody else's model of nearly that name should come in its place
-        raise InputError(
-            f"no model {name!r}. Did you mean {meant[0]!r}? Names are lower-case; built in: "
-            f"{_built_in()}."
-        )
-    if not _HUB_ID.fullmatch(name) or name.lower().endswith(".gguf") or name.startswith("."):
-        raise InputError(f"no file or folder {name!r}. {_hint(name)}")
     from huggingface_hub import snapshot_download
 
-    try:
-        return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
-    except (
-        Exception
-    ) as error:  # the hub's client raises OSError, ValueError and its own httpx errors
-        reason = " ".join(str(error).split())[:160].rstrip(".")
-        raise InputError(
-            f"no model {name!r}: it is not built in, not a folder here, and the hub gave nothing "
-            f"({type(error).__name__}: {reason}). {_hint(name)}"
-        ) from error
-
-
-def _plain(name: str) -> str:
-    """The name without case and punctuation."""
-    return "".join(char for char in name.casefold() if char.isalnum())
-
-
-def _hint(name: str) -> str:
-    close = difflib.get_close_matches(name.lower(), BUILT_IN, n=1, cutoff=0.5)
-    guess = f" Did you mean {close[0]!r}?" if close else ""
-    return f"Built in: {_built_in()}; else a .gguf file, a folder or a hub id.{guess}"
-
-
-def _built_in() -> str:
-    return ", ".join(BUILT_IN)
+    return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
 
 
 def _device(device: str | torch.device) -> torch.device:

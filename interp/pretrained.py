@@ -44,7 +44,7 @@ def read_folder(folder: Path, *, dtype: torch.dtype, name: str) -> tuple[nn.Modu
         InputError: something is missing, corrupt, only there as pickle, or leaves weights random.
     """
     held = check_folder(folder, name)
-    with quiet(), _as_input_error(name):
+    with quiet(), reading(name):
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
@@ -66,7 +66,7 @@ def read_gguf(path: Path, *, dtype: torch.dtype) -> tuple[nn.Module, Any]:
     name = path.name
     options: dict[str, Any] = {"gguf_file": path.name, "local_files_only": True}
     # the progress bar of the unpacking ignores transformers' own switch
-    with quiet(), contextlib.redirect_stderr(io.StringIO()), _as_input_error(name):
+    with quiet(), contextlib.redirect_stderr(io.StringIO()), reading(name):
         import transformers
 
         config = transformers.AutoConfig.from_pretrained(path.parent, **options)
@@ -209,7 +209,7 @@ def _auto_class_for(config: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _as_input_error(name: str) -> Iterator[None]:
+def reading(name: str) -> Iterator[None]:
     """What fails in here fails because of the files: say so in one line, whatever the exception.
 
     transformers raises almost any type on odd files (KeyError, AttributeError, RuntimeError …), so

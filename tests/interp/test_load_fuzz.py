@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headatlas.interp.checkpoint import _check_counts
+from headatlas.interp.checkpoint import check_counts
 from headatlas.interp.errors import InputError
 from headatlas.interp.gguf_file import check_gguf
 from headatlas.interp.load import load
-from headatlas.interp.pretrained import _as_input_error, _read_tokenizer
+from headatlas.interp.pretrained import _read_tokenizer, reading
 
 from .checkpoints import byte_level
 from .test_load import PRECOMPILED, edit_config, refused
@@ -50,7 +50,7 @@ def test_every_count_is_bounded_however_deep(key, value, depth):
     for level in range(depth):
         config = {"inner": config} if level % 2 else {"inner": [1, config]}
     with pytest.raises(InputError, match=key):
-        _check_counts(config, 10, "model")
+        check_counts(config, 10, "model")
 
 
 def places(value, path=()):
@@ -95,7 +95,7 @@ def test_a_changed_tokenizer_file_loads_or_is_refused(saved, tmp_path, name, dat
 
 def read_tokenizer(folder):
     """`load` without the model, which takes most of its time."""
-    with _as_input_error("model"):
+    with reading("model"):
         _read_tokenizer(folder, "model", {})
 
 
