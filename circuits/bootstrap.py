@@ -47,7 +47,7 @@ class Sample:
     Args:
         documents: name of the set; samples of one name are resampled by the same draws.
         estimate: θ, one per hypothesis.
-        influence: influence values; their mean over the documents is zero within each half.
+        influence: influence values; only their spread within each half counts.
         half: marks half A.
     """
 

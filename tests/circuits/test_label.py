@@ -90,6 +90,27 @@ def test_the_best_offset_is_chosen_on_one_half_and_scored_on_the_other():
     assert frame["n"][0] == 20 * 100
 
 
+def test_a_variant_without_rows_in_half_a_is_not_chosen():
+    """Its excess of 0 would beat candidates that lie below chance."""
+    statistics = tuple(Statistic("offset", v) for v in ("-1", "-2"))
+    mass = noisy([[0.01, 0.0]], columns=2)
+    sums = made_sums(mass, statistics=statistics)
+    seen = sums.rows.copy()
+    seen[halves(len(seen)), 1] = 0  # offset -2 exists in documents of half B alone
+    sums = replace(sums, rows=seen, mass=sums.mass * (seen > 0)[:, None], uniform=sums.uniform * 2)
+    details = label({"random": sums}, [KINDS["offset"]], Rule())["details"]
+    assert [one["variant"] for one in details] == ["-1"]
+
+
+def test_a_companion_without_rows_has_no_number():
+    statistics = (Statistic("first_position", ""), Statistic("first_position", "alpha64"))
+    sums = made_sums(noisy([[0.5, 0.5]], columns=2), statistics=statistics)
+    rows = sums.rows.copy()
+    rows[:, 1] = 0
+    frame = label({"random": replace(sums, rows=rows)}, [KINDS["first_position"]], Rule())
+    assert frame["details"][0]["companions"] == {"alpha64": None}
+
+
 def test_no_scored_row_claims_nothing():
     empty = made_sums(noisy([0.8]), rows=0)
     frame = label({"random": empty}, [KINDS["previous_token"]], Rule())
