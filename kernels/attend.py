@@ -28,7 +28,7 @@ def attend(
     trained bias, sinks under autograd, a scale of 0 or less, other devices) goes through row
     chunks of ordinary operators, recomputed in the backward pass. So does a call whose q or k
     turn out not to be finite: the fused operator returns lse 0 for a row with NaN, which would
-    look like a result. It is found by the sums of out and lse, at O(N) cost.
+    look like a result. It is found by the sums of out and lse and by that 0, at O(N) cost.
 
     Args:
         request: The validated call, with v.
@@ -106,7 +106,8 @@ def _fused(request: Request, plan: list[Piece], lo: Tensor, hi: Tensor) -> tuple
 def _spoilt(request: Request, out: Tensor, lse: Tensor) -> bool:
     """Whether q or k hold NaN or infinity that reached a row; NaN in v alone is no matter."""
     total = float(out.detach().sum(dtype=request.stat_dtype) + lse.sum())
-    if total < math.inf:  # minus infinity comes from dead rows; NaN fails
+    # minus infinity comes from dead rows; NaN fails; a row of nothing but NaN leaves out = lse = 0
+    if total < math.inf and not bool((lse == 0).any()):
         return False
     return not bool(request.q.isfinite().all() and request.k.isfinite().all())
 

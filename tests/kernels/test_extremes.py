@@ -94,6 +94,17 @@ def test_infinite_inputs_are_not_plausible_either(value: float, dtype: torch.dty
     assert got.lse.isnan().sum() + got.lse.isinf().sum() == 1
 
 
+@pytest.mark.parametrize("part", [slice(None), slice(1, 2)])
+def test_queries_of_nothing_but_nan_are_no_zeros(part: slice) -> None:
+    """The fused operator gives out = lse = 0 for them, which looks like a result."""
+    q = draw()
+    q[:, part] = math.nan
+    got, wanted = (attention_probe(q, draw(), draw(), backend=b) for b in ("cpu", "reference"))
+    assert torch.equal(got.out.isnan(), wanted.out.isnan())
+    assert torch.equal(got.lse.isnan(), wanted.lse.isnan())
+    assert got.out[:, part].isnan().all()
+
+
 def test_nan_in_the_values_stays_out_of_the_statistics() -> None:
     q, k = draw(), draw(n_head=1)
     v = k.clone()
