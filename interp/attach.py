@@ -25,6 +25,7 @@ from ..kernels.api import Scores
 from .attention_call import AttentionCall, Edit, Observer
 from .call_checks import refuse_checkpointing, refuse_unknown
 from .errors import InputError
+from .hook_requests import check_sites, read_requests
 from .masks import NAME, read_mask
 from .placement import placement
 from .placement import register as register_mask
@@ -76,9 +77,11 @@ def attach(
     attention receives: after RoPE and QK-norm, and under a KV cache all keys and values so far,
     edited anew in each step while the cache keeps the unedited ones. Edits of the scores and the
     pattern write the pattern out at their sites; the others leave it unwritten. Observers come
-    after all edits. On exit, also by an exception, the model is as it was: its attention
-    implementation is restored and nothing else was touched. The same model may be attached again
-    inside the block, and by other threads at the same time: each sees its own observers and edits.
+    after all edits; they only look, and must not write into a call's tensors, which are the model's
+    and its cache's own (an edit gets a copy). On exit, also by an exception, the model is as it
+    was: its attention implementation is restored and nothing else was touched. The same model may
+    be attached again inside the block, and by other threads at the same time: each sees its own
+    observers and edits.
 
     A thread that runs the model without a block of its own while another thread observes or edits
     it gets an InputError, since it cannot tell whether it was meant to take part. Start it with
@@ -97,8 +100,10 @@ def attach(
         A context manager that yields the model's attention sites in call order.
 
     Raises:
-        InputError: the model cannot be hooked faithfully (see `attention_sites`), or it passes its
-            attention a keyword whose effect is unknown; when it runs under gradient checkpointing,
+        InputError: an observer that is no function, an edit that is no `Edit` or names a site that
+            the model does not have; the model cannot
+            be hooked faithfully (see `attention_sites`), or it passes its attention a keyword whose
+            effect is unknown; when it runs under gradient checkpointing,
             or as a copy made inside the block; on exit, when its attention implementation was
             changed inside the block.
 
@@ -113,14 +118,16 @@ def attach(
         >>> [tuple(shape) for shape in seen]
         [(1, 4, 3, 3), (1, 4, 3, 3)]
     """
+    requests = read_requests(observers, edits)
     sites = attention_sites(model)
+    check_sites(requests[1], sites)
     modules = dict(model.named_modules())
     table = {id(modules[site.module]): site for site in sites}
 
     def site_of(module: nn.Module, *_: Tensor) -> Site | None:
         return table.get(id(module))
 
-    with hooked(model, Frame(site_of, tuple(observers), tuple(edits), model)):
+    with hooked(model, Frame(site_of, *requests, model)):
         yield sites
 
 

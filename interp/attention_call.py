@@ -30,6 +30,9 @@ class AttentionCall:
         v: values [batch, kv_head, key, d_value], likewise.
         mask: which keys a query may see, as intervals.
         scores: scale, softcap, bias (which holds a mask that is not intervals) and sinks.
+
+    Its tensors are the model's own, those of a KV cache among them: read them, never write them.
+    Only what an `Edit` is given is a copy.
     """
 
     def __init__(
@@ -208,6 +211,11 @@ class AttentionCall:
     def _change(self, target: str, edits: Sequence[tuple[Edit, Site | None]]) -> None:
         """Apply the edits of one target, in order; each sees what the one before it made."""
         field = _FIELDS.get(target, target)
+        value = getattr(self, field)
+        # An edit may write in place. What arrived is the model's, keys and values its cache's; of
+        # what was computed since, autograd keeps some for the backward pass.
+        if target in ("q", "k", "v") or value.requires_grad:
+            setattr(self, field, value.clone())
         for edit, site in edits:
             if edit.target == target:
                 setattr(self, field, edit.apply(self.at(site), getattr(self, field)))
@@ -252,7 +260,8 @@ class Edit:
     Args:
         target: one of the names above.
         change: function of the call and the tensor that returns the new tensor, of the same shape
-            and dtype. It may be differentiable; return the tensor itself to leave it alone.
+            and dtype. It may be differentiable; return the tensor itself to leave it alone. The
+            tensor it gets is a copy, which it may also change in place and return.
         sites: where to apply it; None: everywhere. Elsewhere nothing is written out for it.
 
     Raises:

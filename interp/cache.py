@@ -45,15 +45,19 @@ class Cache(Mapping[str, Tensor]):
         self.heads, self.rows = heads, rows
 
     def __getitem__(self, name: str | tuple[Any, ...]) -> Tensor:
-        full = name if isinstance(name, str) else full_name(*name)
+        full = _full(name)
+        if full is None:
+            raise InputError(
+                f"a key is a name such as 'blocks.5.attn.hook_z', or (kind, layer), or in an "
+                f"encoder-decoder model (kind, layer, stack); got {name!r}."
+            )
         if full not in self._tensors:
             raise InputError(f"{full!r} was not captured. {what_exists(self._tensors, full)}")
         return self._tensors[full]
 
     def __contains__(self, name: object) -> bool:
-        if isinstance(name, tuple):
-            name = full_name(*name)
-        return name in self._tensors
+        full = _full(name)
+        return full is not None and full in self._tensors
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
@@ -63,3 +67,10 @@ class Cache(Mapping[str, Tensor]):
 
     def __repr__(self) -> str:
         return f"Cache of {len(self)} tensors: {', '.join(list(self)[:3])}, …"
+
+
+def _full(key: object) -> str | None:
+    """The name that a key stands for; None: it is not of a key's form."""
+    if isinstance(key, str):
+        return key
+    return full_name(*key) if isinstance(key, tuple) and len(key) in (2, 3) else None

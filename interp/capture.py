@@ -18,7 +18,15 @@ from .capture_file import Spec, Text, load_cache, stream_cache
 from .errors import InputError
 from .forward import run_base
 from .heads import HeadId
-from .hook_names import NamesFilter, Wanted, choose_heads, choose_names, is_rotary
+from .hook_names import (
+    Integers,
+    NamesFilter,
+    Wanted,
+    choose_heads,
+    choose_names,
+    is_rotary,
+    whole_numbers,
+)
 from .hook_values import Lengths, Reader
 from .inputs import Inputs, read_inputs
 from .sites import Site, attention_sites
@@ -38,9 +46,9 @@ def capture(
     text_or_ids: str | Sequence[str] | Tensor | Tokens,
     *,
     names_filter: NamesFilter = None,
-    layers: Sequence[int] | None = None,
+    layers: Integers | None = None,
     heads: Sequence[str | HeadId] | None = None,
-    rows: Sequence[int] | None = None,
+    rows: Integers | None = None,
     prepend_bos: bool | None = None,
     edits: Sequence[Edit] = (),
     decoder_ids: Tensor | None = None,
@@ -101,8 +109,8 @@ def capture(
         The cache; its tensors carry no gradients.
 
     Raises:
-        InputError: an unknown name, layer, head or row, too much to keep, a file that cannot be
-            written, q or k that cannot be traced, or a model that cannot be hooked.
+        InputError: an unknown name, layer, head, row or device, too much to keep, a file that
+            cannot be written, q or k that cannot be traced, or a model that cannot be hooked.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -115,20 +123,25 @@ def capture(
     """
     if device is not None and save is not None:
         raise InputError("device applies to tensors in memory; with save they go to the file.")
+    place = None if device is None else _usable(device)
     sites = attention_sites(model)
     inputs, strings = _read_text(model, tokenizer, text_or_ids, prepend_bos, decoder_ids)
     chosen = None if heads is None else choose_heads(sites, heads)
     rotary = is_rotary(model)
     wanted = choose_names(sites, names_filter, chosen, rotary=rotary, layers=layers)
-    decoder = inputs.ids if inputs.decoder_ids is None else inputs.decoder_ids
-    lengths = Lengths(len(inputs), inputs.ids.shape[1], decoder.shape[1])
+    own = None if inputs.decoder_ids is None else inputs.decoder_ids.shape[1]
+    length = inputs.ids.shape[1]
+    lengths = Lengths(len(inputs), length, length if own is None else own)
     places = _check_rows(rows, wanted, lengths)
     reader = Reader(model, wanted, rotary=rotary, rows=places)
     specs = [Spec(w.name, reader.shape(w, lengths), model.dtype) for w in wanted]
     where = "to memory" if save is None else f"to {str(save)!r}"
     _check_size(specs, _IN_MEMORY if max_bytes is None and save is None else max_bytes, where)
-    text = Text(strings, inputs.ids, inputs.mask, chosen, places)
-    with _keeping(save, specs, text, device) as (put, kept):
+    if chosen is not None:  # those of layers that are not kept have no tensor to be found in
+        kept_layers = {(w.site.stack, w.site.layer) for w in wanted}
+        chosen = tuple(head for head in chosen if (head.site, head.layer) in kept_layers)
+    text = Text(strings, inputs.ids, inputs.mask, chosen, places, own)
+    with _keeping(save, specs, text, place) as (put, kept):
         watch = _watching(reader, wanted, put)
         hooks = attach(model, observers=[watch], edits=edits)
         with torch.no_grad(), hooks, watch_calls(reader.modules, reader.see):
@@ -146,7 +159,7 @@ def _keeping(
     path: str | os.PathLike[str] | None,
     specs: Sequence[Spec],
     text: Text,
-    device: torch.device | str | None,
+    device: torch.device | None,
 ) -> Iterator[tuple[Callable[[str, Tensor], None], dict[str, Tensor]]]:
     """How to keep a tensor: in a file, or in the dictionary that comes along."""
     kept: dict[str, Tensor] = {}
@@ -183,12 +196,40 @@ def _check_size(specs: Sequence[Spec], limit: int | None, where: str) -> None:
             f"{limit / 2**30:.1f} GiB. Narrow them with names_filter=, layers=, heads= or rows=, "
             "shorten the text, write them to a file with save=, or raise max_bytes."
         )
+    announce(n_bytes, f"capturing {len(specs)} tensors", where)
+
+
+def announce(n_bytes: int, what: str, where: str = "to memory") -> None:
+    """Say through the logger `headatlas` that something large is about to be kept.
+
+    Nothing is said up to 256 MiB.
+
+    Args:
+        n_bytes: how much, in bytes.
+        what: what is done, such as `"capturing 3 tensors"`.
+        where: where it goes.
+
+    Example:
+        >>> announce(1 << 20, "capturing 1 tensor")
+    """
     if n_bytes > _LARGE:
-        _LOG.warning("capturing %d tensors, %.1f GiB, %s", len(specs), n_bytes / 2**30, where)
+        _LOG.warning("%s, %.1f GiB, %s", what, n_bytes / 2**30, where)
+
+
+def _usable(device: torch.device | str) -> torch.device:
+    """The device, if tensors can be put there: found out before the model runs."""
+    try:
+        torch.empty(1, device=device)
+        return torch.device(device)
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"device {device!r} cannot be used: {reason}. Give 'cpu' or 'cuda:0', say."
+        ) from error
 
 
 def _check_rows(
-    rows: Sequence[int] | None, wanted: Sequence[Wanted], lengths: Lengths
+    rows: Integers | None, wanted: Sequence[Wanted], lengths: Lengths
 ) -> tuple[int, ...] | None:
     """The rows asked for, counted from the front."""
     if rows is None:
@@ -196,9 +237,9 @@ def _check_rows(
     shortest = min(lengths.queries(want.site) for want in wanted)
     same = len({lengths.queries(want.site) for want in wanted}) == 1
     chosen = []
-    for row in rows:
-        if isinstance(row, bool) or not isinstance(row, int) or not -shortest <= row < shortest:
-            raise InputError(f"rows must be query positions 0 to {shortest - 1}; got {row!r}.")
+    for row in whole_numbers(rows, "rows"):
+        if not -shortest <= row < shortest:
+            raise InputError(f"rows must be query positions 0 to {shortest - 1}; got {row}.")
         if row < 0 and not same:
             raise InputError(f"row {row} counts from the end, but the stacks differ in length.")
         chosen.append(row % shortest)

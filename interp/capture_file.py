@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,17 +13,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-from jaxtyping import Bool, Int
 from torch import Tensor
 
 from .cache import Cache
+from .capture_text import Text, text_from_json, text_to_json
 from .checkpoint import is_panic, one_line
 from .errors import InputError
 from .files import atomic_write, check_target
-from .heads import HeadId
-from .hook_names import KINDS
 
-SCHEMA_VERSION = 1
 _KEY = "headatlas_cache"
 _MAX_HEADER = 100_000_000  # bytes; the format's readers refuse more
 _IDS, _MASK = "token_ids", "mask"
@@ -36,9 +32,6 @@ _CODES = {
     torch.int64: "I64",
     torch.bool: "BOOL",
 }
-_NAME = re.compile(
-    rf"(?:(?:enc|dec|cross)\.)?blocks\.\d{{1,4}}\.attn\.hook_(?:{'|'.join(KINDS)})", re.ASCII
-)
 
 
 @dataclass(frozen=True)
@@ -53,17 +46,6 @@ class Spec:
     def n_bytes(self) -> int:
         """Its size in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
-
-
-@dataclass(frozen=True, eq=False)
-class Text:
-    """What was read: the part of a cache that is known before the model runs."""
-
-    tokens: list[list[str]]
-    token_ids: Int[Tensor, "batch pos"]
-    mask: Bool[Tensor, "batch pos"]
-    heads: tuple[HeadId, ...] | None
-    rows: tuple[int, ...] | None
 
 
 @contextmanager
@@ -128,13 +110,7 @@ def _write(file: BinaryIO, start: int, tensor: Tensor) -> None:
 
 def _header(specs: Sequence[Spec], text: Text) -> tuple[bytes, dict[str, int]]:
     """The file's beginning, and where each tensor's bytes start after it."""
-    known = {
-        "schema_version": SCHEMA_VERSION,
-        "tokens": text.tokens,
-        "heads": None if text.heads is None else [str(head) for head in text.heads],
-        "rows": None if text.rows is None else list(text.rows),
-    }
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt", _KEY: json.dumps(known)}}
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt", _KEY: text_to_json(text)}}
     starts, at = {}, 0
     for spec in specs:
         starts[spec.name] = at
@@ -219,43 +195,14 @@ def _read_text(stored: _Stored) -> Text:
     metadata = stored.file.metadata() or {}
     if _KEY not in metadata:
         raise ValueError("it says nothing of a capture")
-    known = json.loads(metadata[_KEY])
-    version = known["schema_version"]
-    if version != SCHEMA_VERSION:
-        raise ValueError(f"schema_version must be {SCHEMA_VERSION}; got {str(version)[:20]!r}")
     ids, mask = stored.file.get_tensor(_IDS), stored.file.get_tensor(_MASK)
-    if (ids.dtype, mask.dtype) != (torch.int64, torch.bool) or ids.shape != mask.shape:
+    kinds = (torch.int64, torch.bool)
+    if (ids.dtype, mask.dtype) != kinds or ids.shape != mask.shape or ids.ndim != 2:
         raise ValueError("token ids and mask do not fit together")
-    batch, length = ids.shape
+    shapes = {}
     for name in stored:
         part = stored.file.get_slice(name)
-        shape, code = part.get_shape(), part.get_dtype()
-        if _NAME.fullmatch(name) is None or len(shape) != 4 or shape[0] != batch:
-            raise ValueError(f"no captured tensor is called {name[:60]!r} with shape {shape}")
-        if code not in ("F64", "F32", "F16", "BF16"):
-            raise ValueError(f"{name} holds {code}, not floating-point numbers")
-    return Text(
-        tokens=_strings(known["tokens"], batch, length),
-        token_ids=ids,
-        mask=mask,
-        heads=_optional(known["heads"], str, HeadId.parse),
-        rows=_optional(known["rows"], int, int),
-    )
-
-
-def _strings(tokens: Any, batch: int, length: int) -> list[list[str]]:
-    whole = isinstance(tokens, list) and len(tokens) == batch
-    if not whole or not all(
-        isinstance(row, list) and len(row) == length and all(type(t) is str for t in row)
-        for row in tokens
-    ):
-        raise ValueError(f"tokens must be {batch} lists of {length} strings")
-    return tokens
-
-
-def _optional(items: Any, kind: type, read: Callable[[Any], Any]) -> tuple[Any, ...] | None:
-    if items is None:
-        return None
-    if not isinstance(items, list) or not all(type(item) is kind for item in items):
-        raise ValueError(f"expected a list of {kind.__name__}; got {str(items)[:40]!r}")
-    return tuple(read(item) for item in items)
+        if part.get_dtype() not in ("F64", "F32", "F16", "BF16"):
+            raise ValueError(f"{name[:60]} holds {part.get_dtype()}, not floating-point numbers")
+        shapes[name] = tuple(part.get_shape())
+    return text_from_json(metadata[_KEY], ids, mask, shapes)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, SupportsIndex
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from .errors import InputError
 from .heads import HeadId
 from .sites import Site
+
+Integers = Iterable[SupportsIndex] | Tensor
+"""Whole numbers in a list, range, array or tensor."""
 
 NamesFilter = str | Collection[str] | Callable[[str], bool] | None
 
@@ -28,10 +34,34 @@ class Wanted:
     heads: tuple[int, ...] | None
 
 
-def choose_heads(sites: Sequence[Site], heads: Sequence[str | HeadId]) -> tuple[HeadId, ...]:
+def whole_numbers(values: Any, name: str) -> tuple[int, ...]:
+    """The integers of a sequence, array or tensor.
+
+    Raises:
+        InputError: it holds something else, or is no sequence; the message calls it `name`.
+
+    Example:
+        >>> whole_numbers(range(2), "rows")
+        (0, 1)
+    """
+    try:
+        listed = list(values)
+        if any(isinstance(value, bool) for value in listed):
+            raise TypeError
+        return tuple(operator.index(value) for value in listed)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(
+            f"{name} must be a sequence of whole numbers, such as [0, 2]; got {values!r}."
+        ) from None
+
+
+def choose_heads(sites: Sequence[Site], heads: Any) -> tuple[HeadId, ...]:
     """The heads asked for, checked against those the model has."""
     known = {head for site in sites for head in site.heads}
-    chosen = tuple(HeadId.parse(head) for head in ([heads] if isinstance(heads, str) else heads))
+    named = [heads] if isinstance(heads, str | HeadId) else heads
+    if not isinstance(named, Iterable):
+        raise InputError(f"heads must be a sequence of heads, such as ['L0H1']; got {heads!r}.")
+    chosen = tuple(HeadId.parse(head) for head in named)
     if not chosen:
         raise InputError("heads is empty. Name at least one head, or pass None for all.")
     for head in chosen:
@@ -46,7 +76,7 @@ def choose_names(
     chosen: tuple[HeadId, ...] | None,
     *,
     rotary: bool,
-    layers: Collection[int] | None = None,
+    layers: Integers | None = None,
 ) -> list[Wanted]:
     """What to keep, in the order of the sites.
 
@@ -56,10 +86,10 @@ def choose_names(
     """
     kinds = tuple(kind for kind in KINDS if rotary or not kind.startswith("rot_"))
     accept = _predicate(names_filter, kinds, sites)
-    _check_layers(sites, layers)
+    kept = None if layers is None else _known_layers(sites, layers)
     wanted = []
     for site in sites:
-        if layers is not None and site.layer not in layers:
+        if kept is not None and site.layer not in kept:
             continue
         heads = None
         if chosen is not None:
@@ -87,27 +117,43 @@ def _predicate(
         return lambda name: name.rsplit("hook_", 1)[-1] not in left_out
     if callable(names_filter):
         return names_filter
-    asked = [names_filter] if isinstance(names_filter, str) else list(names_filter)
+    asked = _listed(names_filter)
     full = {_name(site, kind) for site in sites for kind in kinds}
     accepted: set[str] = set()
     for entry in asked:
-        kind = str(entry).removeprefix("hook_")
+        kind = entry.removeprefix("hook_")
         if entry in full:
             accepted.add(entry)
         elif kind in kinds:
             accepted |= {_name(site, kind) for site in sites}
         else:
-            raise InputError(f"there is no {entry!r}. {what_exists(full, str(entry))}")
+            raise InputError(f"there is no {entry!r}. {what_exists(full, entry)}")
     return accepted.__contains__
 
 
-def _check_layers(sites: Sequence[Site], layers: Collection[int] | None) -> None:
-    known = {site.layer for site in sites}
-    for layer in layers or ():
+def _listed(names: Any) -> list[str]:
+    """The names of a filter that is no predicate."""
+    asked = [names] if isinstance(names, str) else names
+    if not isinstance(asked, Iterable):
+        raise InputError(
+            f"names_filter is a name, a kind such as 'pattern', a list of these, or a function of "
+            f"a name; got {names!r}."
+        )
+    asked = list(asked)
+    for entry in asked:
+        if not isinstance(entry, str):
+            raise InputError(f"names_filter holds {entry!r}, which is no name.")
+    return asked
+
+
+def _known_layers(sites: Sequence[Site], layers: Any) -> frozenset[int]:
+    known, asked = {site.layer for site in sites}, whole_numbers(layers, "layers")
+    for layer in asked:
         if layer not in known:
             raise InputError(
-                f"the model has no attention layer {layer!r}; it has {min(known)} to {max(known)}."
+                f"the model has no attention layer {layer}; it has {min(known)} to {max(known)}."
             )
+    return frozenset(asked)
 
 
 def _name(site: Site, kind: str) -> str:

@@ -14,7 +14,7 @@ from .attach import AttentionCall
 from .errors import InputError
 from .hook_names import PER_HEAD, Wanted
 from .pattern import masked_scores
-from .projections import head_matrices, output_projections
+from .projections import head_matrices
 from .sites import Site
 from .sources import SiteSources, Source, sources
 
@@ -58,17 +58,18 @@ class Reader:
         rows: Sequence[int] | None,
     ) -> None:
         self.rows = None if rows is None else list(rows)
+        kinds = ("q", "k", "result") if rotary else ("result",)
+        traced = [want for want in wanted if want.kind in kinds]
+        known: Mapping[Site, SiteSources] = sources(model) if traced else {}
+        named: dict[str, nn.Module] = dict(model.named_modules()) if traced else {}
         self.matrices: dict[Site, Tensor] = {}
-        if any(want.kind == "result" for want in wanted):
-            found = output_projections(model)
-            self.matrices = {w.site: _output(w.site, found) for w in wanted if w.kind == "result"}
         self.sources: dict[str, Source] = {}
-        if rotary and any(want.kind in ("q", "k") for want in wanted):
-            known: Mapping[Site, SiteSources] = sources(model)
-            for want in (want for want in wanted if want.kind in ("q", "k")):
+        for want in traced:
+            if want.kind == "result":
+                self.matrices[want.site] = _output(want.site, known[want.site], named)
+            else:
                 source: Source = getattr(known[want.site], want.kind)
                 self.sources[want.name] = _checked(want, source)
-        named: dict[str, nn.Module] = dict(model.named_modules())
         used = {p.input.projection for source in self.sources.values() for p in source.parts}
         self.modules = {named[name]: name for name in sorted(used)}
         self._outputs: dict[str, Tensor] = {}
@@ -146,13 +147,13 @@ class Reader:
         return masked_scores(q, k, mask, scores).to(call.q.dtype)
 
 
-def _output(site: Site, found: Mapping[Site, nn.Module]) -> Tensor:
-    if site not in found:
+def _output(site: Site, found: SiteSources, named: Mapping[str, nn.Module]) -> Tensor:
+    if found.output is None:
         raise InputError(
-            f"hook_result does not exist at {site.module}: no plain linear map takes its "
-            "z, so heads have no separate contribution. Leave result out of names_filter."
+            f"hook_result does not exist at {site.module}: {found.no_output}, so heads have no "
+            "separate contribution. Leave result out of names_filter."
         )
-    return head_matrices(found[site], site).detach()
+    return head_matrices(named[found.output], site)
 
 
 def _checked(want: Wanted, source: Source) -> Source:

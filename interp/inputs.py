@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from .errors import InputError
 from .forward import check_ids, embedding_weight
-from .sites import Site
+from .sites import Site, check_model
 from .survey import is_encoder_decoder
 from .tokens import Tokens
 
@@ -81,10 +81,10 @@ def read_inputs(
             the encoder's tokens shifted right behind the start token.
 
     Raises:
-        InputError: no integers [batch, pos], ids outside the vocabulary, or decoder ids for a model
-            without a decoder.
+        InputError: another module, no integers [batch, pos], ids outside the vocabulary, or decoder
+            ids for a model without a decoder.
     """
-    device = embedding_weight(model).device
+    device = embedding_weight(check_model(model)).device
     if isinstance(tokens, Tokens):
         ids, mask, bos = tokens.ids.to(device), tokens.mask.to(device), tokens.bos
     else:

@@ -12,17 +12,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .attention_call import TARGETS, AttentionCall, Edit
+from .attention_call import AttentionCall, Edit
 from .errors import InputError
 from .heads import HeadId, KvHeadId, parse_head
 from .hook_names import is_rotary
 from .inputs import Inputs
+from .intervention_values import check_target, check_values
 from .named_heads import Named, locate
 from .references import Reference, fit_keys
 from .sites import Site, attention_sites
-
-SETS = ("patch", "mean", "resample", "freeze")  # these put in the values of another run
-ACTIONS = ("zero", "gate", "add", *SETS)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -33,16 +31,18 @@ class Intervention:
     number of times, in several models of the same shape, and in several threads.
 
     Args:
-        action: what is done, such as `"zero"`.
+        action: `"zero"`, `"gate"`, `"add"`, or, to put in values of another run, `"patch"`,
+            `"mean"`, `"resample"` or `"freeze"`.
         target: where in the attention: `"q"`, `"k"`, `"v"`, `"scores"`, `"pattern"` or `"z"`.
         heads: which heads, as `HeadId`, `KvHeadId` or their texts; None: every head.
         positions: columns of the sequence, padding included, counted from 0; None: all. They are
             the queries' columns, for k and v the keys'.
-        values: the factor or vector, as given, or a `Reference` to another run.
+        values: the factor of gate or vector of add, as given; a `Reference` to another run; None
+            for zero.
 
     Raises:
-        InputError: an unknown target, no head, a text that is no head's address, or a position that
-            is no column.
+        InputError: an unknown action or target, values that are not the action's, no head, a text
+            that is no head's address, or a position that is no column.
     """
 
     action: str
@@ -55,6 +55,9 @@ class Intervention:
         check_target(self.target)
         object.__setattr__(self, "heads", as_heads(self.heads))
         object.__setattr__(self, "positions", as_positions(self.positions))
+        n_heads = None if self.heads is None else len(self.heads)
+        n_columns = None if self.positions is None else len(self.positions)
+        check_values(self.action, self.target, self.values, n_heads, n_columns)
 
     def __repr__(self) -> str:
         heads = "all heads" if self.heads is None else ", ".join(map(str, self.heads))
@@ -108,6 +111,10 @@ class Intervention:
         values = self.values.at(site) if isinstance(self.values, Reference) else self.values
         if isinstance(self.values, Reference) and values is not None:
             self.values.check_batch(len(values), len(inputs))
+            if inputs.decoder_ids is None and (
+                self.positions is not None or values.shape[2] == length
+            ):
+                self.values.check_padding(inputs.mask, self.positions)
             if self.values.by_column and self.positions is None and values.shape[2] != length:
                 raise InputError(
                     f"{self.values.origin} has {values.shape[2]} columns of {self.target} at "
@@ -229,14 +236,6 @@ def edits_for(
     return [intervention._edit(sites, rotary, inputs) for intervention in interventions]
 
 
-def check_target(target: Any) -> None:
-    """Refuse what is no target."""
-    if target not in TARGETS:
-        raise InputError(
-            f"an intervention's target is one of {', '.join(TARGETS)}; got {target!r}."
-        )
-
-
 def as_heads(heads: Any) -> tuple[HeadId | KvHeadId, ...] | None:
     """Heads as given, one or several, parsed.
 
@@ -247,6 +246,8 @@ def as_heads(heads: Any) -> tuple[HeadId | KvHeadId, ...] | None:
         return None
     if isinstance(heads, str | HeadId | KvHeadId):
         heads = (heads,)
+    if not isinstance(heads, Iterable):
+        raise InputError(f"heads are addresses such as L3H2; got {heads!r}.")
     parsed = tuple(parse_head(head) for head in heads)
     if not parsed:
         raise InputError("heads is empty. Name at least one head.")

@@ -27,7 +27,8 @@ from .errors import InputError
 from .heads import HeadId, KvHeadId
 from .inputs import read_inputs
 from .intervene import intervene, run
-from .intervention import Intervention, as_heads, as_positions, check_target
+from .intervention import Intervention, as_heads, as_positions
+from .intervention_values import as_factor, as_seed, check_target
 from .references import Reference, from_cache, from_run, mean_of
 from .tokens import Tokens
 
@@ -85,7 +86,7 @@ def gate(
         positions: columns of the sequence; None: all.
 
     Raises:
-        InputError: a factor of another shape, or not of floating point.
+        InputError: a factor of another shape, not of floating point, or not finite.
 
     Example:
         >>> gate("L0H1", 0.5, "pattern")
@@ -93,14 +94,7 @@ def gate(
 
     Reference: Michel et al. 2019, equation 2 (head masks ξ_h); Voita et al. 2019 (trained gates).
     """
-    named = _named(heads)
-    values = factor if isinstance(factor, Tensor) else torch.tensor(float(factor))
-    if not values.is_floating_point() or tuple(values.shape) not in ((), (len(named),)):
-        raise InputError(
-            f"factor must be a number or one per head, [{len(named)}]; got {values.dtype} "
-            f"{tuple(values.shape)}."
-        )
-    return Intervention("gate", target, named, as_positions(positions), values)
+    return Intervention("gate", target, _named(heads), as_positions(positions), as_factor(factor))
 
 
 def add(
@@ -120,24 +114,13 @@ def add(
         positions: columns of the sequence; None: all.
 
     Raises:
-        InputError: a vector of another shape, or not of floating point; a pattern.
+        InputError: a vector of another shape, not of floating point, or not finite; a pattern.
 
     Example:
         >>> add(["L0H1", "L0H2"], torch.zeros(2, 8), "q")
         <add q of L0H1, L0H2 with (2, 8) values>
     """
-    named, columns = _named(heads), as_positions(positions)
-    if target == "pattern":
-        raise InputError("add to the scores instead: a pattern plus a vector is no attention.")
-    wanted = (len(named), len(columns or ()))
-    fits = isinstance(vector, Tensor) and vector.is_floating_point() and 1 <= vector.ndim <= 3
-    if not fits or tuple(vector.shape[:-1]) != wanted[: vector.ndim - 1]:
-        got = tuple(vector.shape) if isinstance(vector, Tensor) else type(vector).__name__
-        raise InputError(
-            f"vector must be floating point [width], [{wanted[0]}, width] or, with positions, "
-            f"[{wanted[0]}, {wanted[1]}, width]; got {got}."
-        )
-    return Intervention("add", target, named, columns, vector)
+    return Intervention("add", target, _named(heads), as_positions(positions), vector)
 
 
 def patch(
@@ -277,9 +260,11 @@ def resample(
 ) -> Intervention:
     """Put in what heads computed on another document: x[h] of sequence b ← x[h] of document π(b).
 
-    Document π(b) is drawn once, uniformly among the D of the reference set other than number
-    b mod D: when the reference set itself is run, no document gets its own values. All named heads
-    take theirs from the same document.
+    The run has as many sequences as the reference set, D. Document π(b) is drawn once, uniformly
+    among the D − 1 others than number b: when the reference set itself is run, no document gets its
+    own values. All named heads take theirs from the same document. In a block a batch of n · D
+    counts as D sequences, each n times in a row, as `generate` lays out its beams or continuations;
+    other sizes are refused.
 
     Args:
         model: a transformers model, run now on the whole reference set.
@@ -290,7 +275,7 @@ def resample(
         positions: columns of the sequence; None: all.
 
     Raises:
-        InputError: fewer than two documents, or padding.
+        InputError: fewer than two documents, padding, or a seed that is no integer.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -301,6 +286,7 @@ def resample(
     Reference: Chan et al. 2022 (causal scrubbing: resampling ablation).
     """
     check_target(target)
+    generator = torch.Generator().manual_seed(as_seed(seed))
     inputs, named = read_inputs(model, tokens), _named(heads)
     count = len(inputs)
     if count < 2 or not bool(inputs.mask.all()):
@@ -308,7 +294,7 @@ def resample(
             f"resample needs at least two documents of equal length, without padding; got {count}"
             f"{'' if bool(inputs.mask.all()) else ' with padding'}. windows() makes such documents."
         )
-    shift = torch.randint(1, count, (count,), generator=torch.Generator().manual_seed(seed))
+    shift = torch.randint(1, count, (count,), generator=generator)
     donors = tuple(((torch.arange(count) + shift) % count).tolist())
     reference = from_run(model, inputs, named, target, donors=donors)
     return Intervention("resample", target, named, as_positions(positions), reference)

@@ -9,15 +9,17 @@ from transformers import PreTrainedModel
 
 from .errors import InputError
 from .sites import Site
+from .source_parts import matrix
 from .sources import sources
 
 
 def output_projections(model: PreTrainedModel) -> Mapping[Site, nn.Module]:
     """The Linear or Conv1D that maps each site's heads to the residual stream, where there is one.
 
-    It is the first such module called after the attention whose input equals z, heads side by
-    side, bit for bit. A model that gates, norms or mixes z first has none: per-head contributions
-    through W_O alone would be wrong there.
+    It is the module whose input equals z, heads side by side, bit for bit, and whose output, z W +
+    b of its own weight, leaves the attention module. A model that gates, norms or mixes z first,
+    or adds an adapter to the output, has none: per-head contributions through W_O alone would be
+    wrong there.
 
     Args:
         model: a transformers model.
@@ -42,15 +44,17 @@ def head_matrices(projection: nn.Module, site: Site) -> Tensor:
     """W_O cut by head: [head, d_value, d_model], so that head h writes z[h] @ W[h].
 
     Raises:
-        InputError: the module's weight has another size (a quantised one, say).
+        InputError: the module has no matrix of that size that could be read (a quantised one).
     """
-    weight = getattr(projection, "weight", None)
-    width = site.n_heads * site.d_value
-    if isinstance(weight, Tensor) and isinstance(projection, nn.Linear):
-        weight = weight.T
-    if not isinstance(weight, Tensor) or weight.ndim != 2 or weight.shape[0] != width:
-        got = tuple(weight.shape) if isinstance(weight, Tensor) else type(weight).__name__
+    weight, width = matrix(projection), site.n_heads * site.d_value
+    if weight is None:
         raise InputError(
-            f"the output projection of {site.module} must take {width} inputs; its weight is {got}."
+            f"the output projection of {site.module} ({type(projection).__name__}) holds no "
+            "plain weight matrix. Load the model without quantisation."
+        )
+    if weight.shape[0] != width:
+        raise InputError(
+            f"the output projection of {site.module} must take {width} inputs; its weight is "
+            f"{tuple(weight.shape)}."
         )
     return weight.reshape(site.n_heads, site.d_value, -1)

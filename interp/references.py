@@ -38,8 +38,10 @@ class Reference:
         heads: which query heads axis 1 holds, where it does not hold all heads.
         origin: where they come from, in words.
         by_column: axis 2 holds the columns 0, 1, … of the sequence; else one value for all.
-        donors: sequence b of a batch gets row `donors[b % len(donors)]`; None: row b.
+        donors: sequence b of a batch gets row `donors[b]`; None: row b.
         rotated: whether q and k were taken after RoPE, in a model that has it.
+        mask: where its sequences have tokens [#batch, column], in models of one stack; None: not
+            known.
     """
 
     tensors: Mapping[Address, Tensor]
@@ -48,6 +50,7 @@ class Reference:
     by_column: bool = True
     donors: tuple[int, ...] | None = None
     rotated: bool = True
+    mask: Tensor | None = None
 
     def at(self, site: Site) -> Tensor:
         """The values at a site.
@@ -88,21 +91,55 @@ class Reference:
     ) -> Tensor:
         """The values [#batch, chosen, #column, width] for some columns of a batch.
 
+        With donors a batch may be a whole multiple of theirs: `generate` repeats each sequence for
+        its beams, or for the continuations it returns, one behind the other.
+
         Raises:
             InputError: it holds another number of sequences.
         """
         values = self.at(site)[:, list(index)]
         if self.by_column and columns is not None:
             values = values[:, :, list(columns)]
-        if self.donors is not None:
-            return values[[self.donors[b % len(self.donors)] for b in range(batch)]]
-        self.check_batch(len(values), batch)
-        return values
+        if self.donors is None:
+            self.check_batch(len(values), batch)
+            return values
+        if batch % len(self.donors):
+            self.check_batch(len(self.donors), batch)
+        copies = batch // len(self.donors)
+        return values[[donor for donor in self.donors for _ in range(copies)]]
 
     def check_batch(self, held: int, batch: int) -> None:
         """Refuse to give `held` sequences to a batch of another size."""
-        if self.donors is None and held not in (1, batch):
-            raise InputError(f"{self.origin} holds {held} sequences; this run has {batch}.")
+        if held == batch or (held == 1 and self.donors is None):
+            return
+        shared = "" if self.donors is not None else ", or from one sequence, which serves all"
+        raise InputError(
+            f"{self.origin} holds {held} sequences; this run has {batch}. Take the values from as "
+            f"many sequences as are run{shared}."
+        )
+
+    def check_padding(self, mask: Tensor, columns: Sequence[int] | None) -> None:
+        """Refuse values of padding for tokens, and sequences that begin at different columns.
+
+        Args:
+            mask: where the run has tokens [batch, column].
+            columns: the columns that get values; None: all.
+
+        Raises:
+            InputError: a token would get what was computed at padding, or at another position.
+        """
+        if self.mask is None or not self.by_column or self.donors is not None:
+            return
+        held = self.mask.to(mask.device)
+        chosen = slice(None) if columns is None else [c for c in columns if c < held.shape[1]]
+        begins = held.int().argmax(1) != mask.int().argmax(1)
+        differs = (mask[:, chosen] & ~held[:, chosen]).any(1) | begins
+        if bool(differs.any()):
+            raise InputError(
+                f"{self.origin} has padding where sequence {int(differs.int().argmax())} of this "
+                "run has tokens, or its tokens begin at another column. Use texts of equal length "
+                "padded on the same side, or positions at which both have tokens."
+            )
 
 
 def from_cache(cache: Cache, heads: Heads, target: str) -> Reference:
@@ -129,8 +166,8 @@ def from_cache(cache: Cache, heads: Heads, target: str) -> Reference:
             match[3] == target and address in tensors
         ):
             continue
-        values = cache[name] if target in ("scores", "pattern") else cache[name].transpose(1, 2)
-        tensors[address] = values
+        values = cache[name].clone()  # what its holder does to it later has no effect here
+        tensors[address] = values if target in ("scores", "pattern") else values.transpose(1, 2)
         rotated = rotated and match[3] in kinds[:1]
         if cache.heads is not None and target not in ("k", "v"):
             held[address] = tuple(h.head for h in cache.heads if (h.site, h.layer) == address)
@@ -142,7 +179,8 @@ def from_cache(cache: Cache, heads: Heads, target: str) -> Reference:
         )
     if not tensors:
         raise InputError(f"the cache holds no {kinds[-1]}. Capture it with names_filter.")
-    return Reference(tensors, held, "the cache", rotated=rotated)
+    mask = None if any(site for site, _ in tensors) else cache.mask
+    return Reference(tensors, held, "the cache", rotated=rotated, mask=mask)
 
 
 def from_run(
@@ -162,7 +200,8 @@ def from_run(
     held = _stream(model, inputs, heads, target, keep)
     tensors = {address: torch.cat(parts) for address, parts in pieces.items()}
     origin = f"a run of {len(inputs)} × {inputs.ids.shape[1]} tokens"
-    return Reference(tensors, held, origin, donors=donors)
+    mask = inputs.mask if inputs.decoder_ids is None else None
+    return Reference(tensors, held, origin, donors=donors, mask=mask)
 
 
 def mean_of(
@@ -198,7 +237,15 @@ def mean_of(
             )
     tensors = {address: sums[address] / counts[address][:, None] for address in sums}
     origin = f"the mean over {len(inputs)} documents"
-    return Reference(tensors, held, origin, by_column=by_column)
+    mask = None
+    if by_column and inputs.decoder_ids is None:
+        if not bool(inputs.mask[:, 0].all()):
+            raise InputError(
+                "per_position=True needs documents that begin at column 0: under left padding a "
+                "column is another position in each of them. Pad on the right."
+            )
+        mask = inputs.mask.any(0, keepdim=True)
+    return Reference(tensors, held, origin, by_column=by_column, mask=mask)
 
 
 def _stream(

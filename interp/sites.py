@@ -98,14 +98,7 @@ def hook_drift(model: nn.Module) -> float:
 
 
 def _survey(model: nn.Module) -> _Survey:
-    if not isinstance(model, nn.Module):
-        raise InputError(_not_a_model(model))
-    _refuse_bridge(model)
-    if not isinstance(model, PreTrainedModel):
-        raise InputError(
-            f"expected a transformers PreTrainedModel; got {type(model).__name__}. "
-            "Pass the model inside the wrapper."
-        )
+    model = check_model(model)
     from .survey import examine  # which hooks the model, and so needs Site from here
 
     with _LOCK:
@@ -115,6 +108,30 @@ def _survey(model: nn.Module) -> _Survey:
             known = _Survey(*examine(model), fingerprint)
             _SURVEYS[model] = known
         return known
+
+
+def check_model(model: Any) -> PreTrainedModel:
+    """The model itself, if it is one of transformers.
+
+    Raises:
+        InputError: no module, a TransformerLens wrapper, or a module of another kind.
+    """
+    if not isinstance(model, nn.Module):
+        raise InputError(_not_a_model(model))
+    _refuse_bridge(model)
+    if isinstance(model, PreTrainedModel):
+        return model
+    from .layers.attention import HookedAttention  # which needs Site from here
+
+    if any(isinstance(part, HookedAttention) for part in model.modules()):
+        raise InputError(
+            f"expected a transformers PreTrainedModel; {type(model).__name__} is made of "
+            "HookedAttention. See and edit it with attach_layers(model, observers=…, edits=…)."
+        )
+    raise InputError(
+        f"expected a transformers PreTrainedModel; got {type(model).__name__}. "
+        "Pass the model inside the wrapper."
+    )
 
 
 def _not_a_model(value: object) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
+from torch.nn import functional
 
 from .norms import NormForm
 
@@ -91,8 +93,9 @@ class SiteSources:
     """The sources of a site's q, k and v, its output projection, and what follows that.
 
     Attributes:
-        output: the Linear or Conv1D that reads z, heads side by side; None where none does.
+        output: the Linear or Conv1D that maps z, heads side by side, to what leaves the attention.
         post_norm: a norm that the projection's output goes through before anything is added.
+        no_output: why there is no such module; empty where there is.
     """
 
     q: Source
@@ -100,6 +103,12 @@ class SiteSources:
     v: Source
     output: str | None
     post_norm: str | None
+    no_output: str = ""
+
+    @property
+    def tied(self) -> bool:
+        """Whether equal weights left a choice for any of q, k, v."""
+        return any(source.tied for source in (self.q, self.k, self.v))
 
 
 def matrix(module: nn.Module) -> Float[Tensor, "d_in d_out"] | None:
@@ -108,3 +117,43 @@ def matrix(module: nn.Module) -> Float[Tensor, "d_in d_out"] | None:
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
         return None
     return weight.detach().T if isinstance(module, nn.Linear) else weight.detach()
+
+
+def not_linear(
+    name: str, module: nn.Module, x: Tensor, y: Tensor, columns: Tensor | None = None
+) -> str:
+    """What is wrong where `columns` of y [rows, d_out] are not x W + b; empty where they are."""
+    weight, bias = matrix(module), getattr(module, "bias", None)
+    if weight is None or (x.shape[-1], y.shape[-1]) != weight.shape:
+        return f"{name} holds no plain weight matrix"
+    if _gives_it_again(x, y, weight, bias):
+        return ""
+    chosen, wanted = weight.double(), y.double()
+    shift = wanted.new_zeros(1) if bias is None else bias.detach().double()
+    if columns is not None:
+        columns = columns.to(weight.device)
+        chosen, wanted = chosen[:, columns], wanted[:, columns]
+        shift = shift if bias is None else shift[columns]
+    x = x.double()
+    size = x.abs() @ chosen.abs() + shift.abs()
+    gap = (x @ chosen + shift - wanted).abs()
+    if bool((gap <= _summing(y.dtype, x.shape[1]) * size).all()):
+        return ""
+    return f"{name} does not give x W + b of its own weight (an adapter or a hook changes it)"
+
+
+def _gives_it_again(x: Tensor, y: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether the plain product has the very bits of y: mostly, and cheaper than in float64."""
+    used = (weight, x, y) if bias is None else (weight, x, y, bias)
+    if len({tensor.dtype for tensor in used}) > 1:
+        return False
+    return torch.equal(functional.linear(x, weight.T, bias), y)
+
+
+def _summing(dtype: torch.dtype, terms: int) -> float:
+    """How far a sum of products may be off, relative to the sum of their sizes: n eps and rounding.
+
+    Narrow dtypes are summed in float32.
+    """
+    eps = torch.finfo(dtype).eps
+    return 4 * eps + terms * min(eps, torch.finfo(torch.float32).eps)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -13,7 +16,7 @@ from .attach import AttentionCall
 from .columns import Candidate, Claims, Matches, Pool, match_columns, tolerance
 from .norms import is_norm, read_norm
 from .sites import Site
-from .source_parts import Input, Part, SiteSources, Source, matrix
+from .source_parts import Input, Part, SiteSources, Source, matrix, not_linear
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,19 +27,32 @@ class _Event:
     y: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class _Frame:
+    """A module that held others while they ran: what it was given beside x, and what it gave."""
+
+    name: str
+    x: Tensor | None
+    others: tuple[Tensor, ...]
+    y: Tensor
+
+
 class Trace:
     """What ran between one attention call and the next, and what it says about both.
 
     Args:
         names: the name of each watched module, by id.
+        known: what an earlier trace found: kept where it holds for what is seen now.
     """
 
-    def __init__(self, names: Mapping[int, str]) -> None:
+    def __init__(self, names: Mapping[int, str], known: Mapping[Site, SiteSources]) -> None:
         self.names = names
+        self.known = known
         self.events: list[_Event] = []
         self.norms: dict[tuple[int, ...], _Event] = {}  # the last of each shape: the encoder's
-        self.found: dict[Site, Any] = {}
-        self.open: AttentionCall | None = None
+        self.found: dict[Site, SiteSources] = {}
+        self.open: tuple[AttentionCall, tuple[Source, Source, Source]] | None = None
+        self.frames: list[_Frame] = []
 
     def see(self, module: nn.Module, x: Tensor, y: Tensor) -> None:
         """A watched module ran."""
@@ -45,41 +61,123 @@ class Trace:
     def attend(self, call: AttentionCall) -> None:
         """An attention module got its q, k and v: trace them."""
         self.close()
-        claims = Claims()
         segment = _Segment(self.events, list(self.norms.values()), call)
-        self.found[call.site] = [segment.source(kind, claims) for kind in ("q", "k", "v")]
+        self.open = call, self._sources(segment, self.known.get(call.site))
         self._forget()
-        self.open = call
+
+    def leave(self, module: nn.Module, inputs: Sequence[Any], output: Any) -> None:
+        """A module that holds others has run: keep what bears on where the last z went."""
+        while isinstance(output, tuple | list) and output:
+            output = output[0]
+        if self.open is None or not isinstance(output, Tensor):
+            return
+        name, (call, _) = self.names[id(module)], self.open
+        given = tuple(x for x in inputs if isinstance(x, Tensor))
+        first = given[0] if given and given[0].numel() == call.z.numel() else None
+        if name == call.site.module:
+            self.frames.append(_Frame(name, None, given, output))
+        elif first is not None:
+            self.frames.append(_Frame(name, first, given[1:], output))
 
     def close(self) -> None:
         """Learn from the events since the last call where its z went."""
         if self.open is None:
             return
-        site, z = self.open.site, self.open.z.transpose(1, 2).flatten(2)
-        output, norm = _follow(z, self.events)
-        self.found[site] = SiteSources(*self.found[site], output=output, post_norm=norm)
+        call, (q, k, v) = self.open
+        known = self.known.get(call.site)
+        new = SiteSources(q, k, v, *_follow(call, self.events, self.frames))
+        keep = known is not None and all(
+            getattr(known, f.name) == getattr(new, f.name) for f in fields(new)
+        )
+        self.found[call.site] = known if known is not None and keep else new
         self.open = None
+
+    def _sources(
+        self, segment: _Segment, known: SiteSources | None
+    ) -> tuple[Source, Source, Source]:
+        if known is not None and not known.tied:
+            q, k, v = known.q, known.k, known.v
+            if segment.holds("q", q) and segment.holds("k", k) and segment.holds("v", v):
+                return q, k, v
+        claims = Claims()
+        q, k, v = (segment.source(kind, claims) for kind in ("q", "k", "v"))
+        return q, k, v
 
     def _forget(self) -> None:
         for event in self.events:
             if is_norm(event.module):
                 self.norms[tuple(event.y.shape)] = event
-        self.events = []
+        self.events, self.frames = [], []
 
 
-def _follow(z: Tensor, events: Sequence[_Event]) -> tuple[str | None, str | None]:
-    """The Linear that reads z, and a norm that reads what it gives."""
-    linear = (event for event in events if not is_norm(event.module))
-    output = next((event for event in linear if _equal(event.x, z)), None)
-    if output is None:
-        return None, None
-    norms = (e for e in events if is_norm(e.module) and _equal(e.x, output.y))
-    norm = next(norms, None)
-    return output.name, None if norm is None else norm.name
+_Leave = Callable[[nn.Module, Sequence[Any], Any], None]
+
+
+@contextmanager
+def watch_frames(modules: Iterable[nn.Module], leave: _Leave) -> Iterator[None]:
+    """Call `leave(module, inputs, output)` when this thread has run a module, whatever it takes."""
+    thread = threading.get_ident()
+
+    def hook(module: nn.Module, args: Sequence[Any], named: Mapping[str, Any], output: Any) -> None:
+        if threading.get_ident() == thread:
+            leave(module, (*args, *named.values()), output)
+
+    handles = []
+    try:
+        for module in modules:
+            handles.append(module.register_forward_hook(hook, with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _follow(
+    call: AttentionCall, events: Sequence[_Event], frames: Sequence[_Frame]
+) -> tuple[str | None, str | None, str]:
+    """The Linear whose z W + b leaves the attention, a norm that reads that, or why none does."""
+    z = call.z.transpose(1, 2).flatten(2)
+    norms = [event for event in events if is_norm(event.module)]
+    readers = [e for e in events if not is_norm(e.module) and _equal(e.x, z)]
+    if not readers:
+        return None, None, "no plain linear map takes z, heads side by side"
+    around = [f for f in frames if f.x is None or _equal(f.x, z)]
+    around = [f for f in around if f.x is not None or not _equal(f.y, z)]  # BERT's gives z itself
+    reasons = []
+    for event in readers:
+        holding = [f for f in around if f.x is None or event.name.startswith(f"{f.name}.")]
+        reason = _not_output(event, holding, norms)
+        if not reason and not holding and len({e.name for e in readers}) > 1:
+            names = " and ".join(sorted({e.name for e in readers}))
+            reason = f"{names} all take z, and which of them leaves the attention was not seen"
+        if not reason:
+            norm = next((e for e in norms if _equal(e.x, event.y)), None)
+            return event.name, None if norm is None else norm.name, ""
+        reasons.append((event.y.shape[-1], reason))
+    return None, None, max(reasons, key=itemgetter(0))[1]
+
+
+def _not_output(event: _Event, frames: Sequence[_Frame], norms: Sequence[_Event]) -> str:
+    """Why what leaves the attention is not this module's x W + b."""
+    x, y = event.x, event.y
+    flat = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
+    if reason := not_linear(event.name, event.module, *flat):
+        return reason
+    for frame in frames:
+        # some add the residual stream, or add it and norm the sum, before they return (BERT)
+        others = [r for r in frame.others if r.numel() == y.numel() and r.is_floating_point()]
+        sums = [y, *(y + r.reshape(y.shape) for r in others)]
+        sums += [norm.y for norm in norms if any(_equal(norm.x, given) for given in sums)]
+        if not any(_equal(frame.y, given) for given in sums):
+            return (
+                f"what leaves {frame.name} is not what {event.name} makes of z (an adapter or a "
+                "hook changes it)"
+            )
+    return ""
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.numel() == b.numel() and torch.equal(a.reshape(b.shape), b)
+    return a.numel() == b.numel() and torch.equal(a.reshape(b.shape), b.to(a.dtype))
 
 
 _Output = tuple[_Event, Candidate, Tensor]
@@ -122,6 +220,39 @@ class _Segment:
         tied = bool(direct.tied.any()) or missing.startswith(_DIFFER)
         missing = missing or next(filter(None, map(self._inexact, parts)), "")
         return Source(n_heads, width, tuple(parts), tuple(through), rotated, tied, missing)
+
+    def holds(self, kind: str, known: Source) -> bool:
+        """Whether what was found before gives this call's tensor too, by x W + b of its weights."""
+        heads = getattr(self.call, kind)
+        self.batch, n_heads, self.length, width = heads.shape
+        if known.missing or (n_heads, width) != (known.n_heads, known.width):
+            return False
+        behind = list(self._before(known.norms, heads))
+        targets = behind if known.norms else [heads[:, :, 0].flatten(1)]
+        last = {event.name: event for event in self.linear}
+        for part in known.parts:
+            event = last.get(part.input.projection)
+            y = None if event is None else _by_position(event.y, self.batch, self.length)
+            if event is None or y is None or self._input(event) != part.input:
+                return False
+            same = y[:, 0][:, part.columns].double() * part.factor.to(y.device)
+            limit = tolerance(y.dtype) * same.abs()
+            gaps = [(target[:, part.places].double() - same).abs() for target in targets]
+            if not any(bool((gap <= limit).all()) for gap in gaps) or self._inexact(part):
+                return False
+        return bool(known.parts)
+
+    def _before(self, norms: Sequence[str], heads: Tensor) -> Iterator[Tensor]:
+        """What the norms read that gave these heads, in the same order."""
+        for event in self.norms:
+            if event.name not in norms:
+                continue
+            x = _by_position(event.x, self.batch, self.length)
+            y = _by_position(event.y, self.batch, self.length)
+            if x is None or y is None or x.shape != y.shape:
+                continue
+            if _equal(y[:, 0], heads[:, :, 0].flatten(1)):
+                yield x[:, 0]
 
     def _pools(self) -> _Pools:
         """Linear outputs, all outputs, and a pool of these, for the present length."""
@@ -187,31 +318,14 @@ class _Segment:
         """What is wrong when a module's output is not x W + b of its own weight."""
         name = part.input.projection
         event = next(e for e in reversed(self.linear) if e.name == name)
-        weight, bias = matrix(event.module), getattr(event.module, "bias", None)
         x = _by_position(event.x, self.batch, self.length)
         y = _by_position(event.y, self.batch, self.length)
-        if weight is None or x is None or y is None:
+        if x is None or y is None:
             return f"{name} holds no plain weight matrix"
-        columns, x = part.columns.to(weight.device), x[:, 0].double()
-        chosen = weight[:, columns].double()
-        shift = x.new_zeros(1) if bias is None else bias.detach()[columns].double()
-        size = x.abs() @ chosen.abs() + shift.abs()
-        gap = (x @ chosen + shift - y[:, 0][:, columns].double()).abs()
-        if bool((gap <= _summing(y.dtype, x.shape[1]) * size).all()):
-            return ""
-        return f"{name} does not give x W + b of its own weight (an adapter or a hook changes it)"
+        return not_linear(name, event.module, x[:, 0], y[:, 0], part.columns)
 
 
 _DIFFER = "several"
-
-
-def _summing(dtype: torch.dtype, terms: int) -> float:
-    """How far a sum of products may be off, relative to the sum of their sizes: n eps and rounding.
-
-    Narrow dtypes are summed in float32.
-    """
-    eps = torch.finfo(dtype).eps
-    return 4 * eps + terms * min(eps, torch.finfo(torch.float32).eps)
 
 
 def _missing(what: str, found: Matches) -> str:

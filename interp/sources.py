@@ -21,7 +21,7 @@ from .forward import embedding_weight, run_base
 from .norms import is_norm
 from .sites import Site, attention_sites
 from .source_parts import Input, Part, SiteSources, Source
-from .source_trace import Trace
+from .source_trace import Trace, watch_frames
 from .survey import is_encoder_decoder
 from .watch import watch_calls
 
@@ -35,8 +35,9 @@ def sources(model: PreTrainedModel) -> Mapping[Site, SiteSources]:
     inputs with the outputs of the Linear, Conv1D and norm modules called since the attention
     before: bit for bit, then up to a constant factor (OPT scales its queries, YaRN its rotation).
     Columns behind a norm are followed through it. What matches nothing, or several columns whose
-    weights differ, is reported in `missing`. The result is kept while `attention_sites` keeps its
-    own, unless equal weights left a choice.
+    weights differ, is reported in `missing`. Later calls run the model again and keep what still
+    holds: an adapter trained or a hook added since then is noticed. The output projection is the
+    module that takes z and whose z W + b leaves the attention module, or what a wrapper returns.
 
     Args:
         model: a transformers model.
@@ -56,21 +57,21 @@ def sources(model: PreTrainedModel) -> Mapping[Site, SiteSources]:
     """
     sites = attention_sites(model)
     with _LOCK:
-        known = _KNOWN.get(model)
-        if known is not None and known[0] is sites:
-            return known[1]
-    names = {id(module): name for name, module in model.named_modules()}
-    trace = Trace(names)
+        before, known = _KNOWN.get(model, ((), {}))
+    known = known if before is sites else {}
+    trace = Trace({id(module): name for name, module in model.named_modules()}, known)
     ids, more = _probe(model, sites)
     watched = [m for m in model.modules() if isinstance(m, nn.Linear | Conv1D) or is_norm(m)]
+    frames = [m for m in model.modules() if next(m.children(), None) is not None]
     with unobserved(model), attach(model, observers=[trace.attend]):
-        with watch_calls(watched, trace.see):
+        with watch_calls(watched, trace.see), watch_frames(frames, trace.leave):
             run_base(model, ids, **more)
         trace.close()
     found = {site: trace.found[site] for site in sites}
-    if not any(source.tied for s in found.values() for source in (s.q, s.k, s.v)):
-        with _LOCK:
-            _KNOWN[model] = (sites, found)
+    if known and all(found[site] is known[site] for site in sites):
+        return known
+    with _LOCK:
+        _KNOWN[model] = (sites, found)
     return found
 
 

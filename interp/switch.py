@@ -7,6 +7,7 @@ per object, and restored when the last block ends.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -52,7 +53,7 @@ def switched(model: PreTrainedModel) -> Iterator[None]:
                 _HELD.setdefault(id(owner), _hold(owner)).by.add(block)
             model.set_attn_implementation(NAME)
             if _HELD[id(model)].by == {block}:
-                model.__dict__[_PREPARE] = _preparing_tensors(model)
+                model.__dict__[_PREPARE] = _TensorMasks(model)
             ours = [owner for owner in owners[1:] if _implementation(owner) == NAME]
         yield
         with _LOCK:
@@ -107,17 +108,30 @@ def _restorer(owner: Any) -> Callable[[], Any]:
 _PREPARE = "create_masks_for_generate"
 
 
-def _preparing_tensors(model: nn.Module) -> Callable[..., Any]:
-    prepare = getattr(model, _PREPARE, create_masks_for_generate)
+class _TensorMasks:
+    """A model's own preparation of masks, asked for tensors as long as a block holds the model."""
 
-    def create_masks(*args: Any, **kwargs: Any) -> Any:
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._set_by_user = model.__dict__.get(_PREPARE)
+        self._prepare = getattr(model, _PREPARE, create_masks_for_generate)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if id(self._model) not in _HELD:
+            return self._prepare(*args, **kwargs)
         token = AS_TENSOR.set(True)
         try:
-            return prepare(*args, **kwargs)
+            return self._prepare(*args, **kwargs)
         finally:
             AS_TENSOR.reset(token)
 
-    return create_masks
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy of the model made inside the block, which no exit will restore, gets its own."""
+        if self._set_by_user is not None:
+            return copy.deepcopy(self._set_by_user, memo)
+        # the copied model is still bare, so this is what its class says
+        twin = memo.get(id(self._model))
+        return self if twin is None else getattr(twin, _PREPARE, create_masks_for_generate)
 
 
 def configs(model: nn.Module) -> Iterator[Any]:

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .undo import uninterrupted
+
 _WATCHING: ContextVar[tuple[object, ...]] = ContextVar("headatlas_watching", default=())
 
 
@@ -25,7 +27,7 @@ def watch_calls(
         see: gets the module, its first positional argument and its output, both as they are.
 
     Returns:
-        A context manager; no hook outlives it, also after an exception.
+        A context manager; no hook outlives it, also after an exception or a request to stop.
 
     Example:
         >>> import torch
@@ -35,8 +37,7 @@ def watch_calls(
         >>> [(tuple(x), tuple(y)) for x, y in seen]
         [((5, 2), (5, 3))]
     """
-
-    mark = object()
+    mark, before, watched = object(), _WATCHING.get(), tuple(modules)
 
     def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if mark not in _WATCHING.get():
@@ -44,13 +45,17 @@ def watch_calls(
         if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
             see(module, args[0], output)
 
-    handles = []
-    token = _WATCHING.set((*_WATCHING.get(), mark))
+    def unwatch() -> None:
+        # found by value: a request to stop may come before a handle is stored
+        for module in watched:
+            for key in [key for key, found in module._forward_hooks.items() if found is hook]:
+                module._forward_hooks.pop(key, None)
+        _WATCHING.set(before)
+
     try:
-        for module in modules:
-            handles.append(module.register_forward_hook(hook))
+        _WATCHING.set((*before, mark))
+        for module in watched:
+            module.register_forward_hook(hook)
         yield
     finally:
-        _WATCHING.reset(token)
-        for handle in handles:
-            handle.remove()
+        uninterrupted(unwatch)

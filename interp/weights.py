@@ -179,10 +179,8 @@ def _remarks(source: Source) -> str:
 
 def _output_map(site: Site, found: SiteSources, modules: Mapping[str, nn.Module]) -> HeadMap:
     if found.output is None:
-        return HeadMap(None, None, (), "no plain linear map takes z, heads side by side")
+        return HeadMap(None, None, (), found.no_output)
     module = modules[found.output]
-    if matrix(module) is None:
-        return HeadMap(None, None, (), f"{found.output} holds no plain weight matrix")
     inexact = (
         ""
         if found.post_norm is None
@@ -192,4 +190,4 @@ def _output_map(site: Site, found: SiteSources, modules: Mapping[str, nn.Module]
         )
     )
     reads = (Reading(found.output, site.n_heads * site.d_value),)
-    return HeadMap(head_matrices(module, site).detach(), _bias(module), reads, inexact)
+    return HeadMap(head_matrices(module, site), _bias(module), reads, inexact)

@@ -118,3 +118,12 @@ def tiny() -> Callable[..., Any]:
 def families() -> dict[str, dict[str, Any]]:
     """Family name -> config of every tiny model."""
     return FAMILIES
+
+
+@pytest.fixture
+def as_users_call():
+    """Without the type checks that only tests add."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from ...interp.errors import InputError
+from .shapes import MOST, MOST_LAYERS
 
 
 @dataclass(frozen=True)
@@ -61,82 +62,109 @@ class Numbers:
         )  # fmt: skip
 
 
-def _count(text: str) -> Any:
-    return typer.Option(min=1, help=text)
+def _count(text: str, most: int = MOST) -> Any:
+    return typer.Option(min=1, max=most, help=text)
+
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        help="tiny, smollm2-135m, a .gguf file, a local directory, or a hub id, of which only "
+        "the config is read; tiny if neither a model nor numbers are given."
+    ),
+]
+Layers = Annotated[int | None, _count("Attention layers.", MOST_LAYERS)]
+ModelWidth = Annotated[int | None, _count("Width of the residual stream.")]
+Heads = Annotated[int | None, _count("Query heads.")]
+KvHeads = Annotated[int | None, _count("Key-value heads; all heads if unsaid.")]
+KeyWidth = Annotated[int | None, _count("Width of a key; d_model / heads if unsaid.")]
+ValueWidth = Annotated[
+    int | None, _count("Width of a value; if unsaid, a key without its --rope-dim.")
+]
+Window = Annotated[int | None, _count("Keys a query sees at most.")]
+Latent = Annotated[int | None, _count("MLA: width of the latent of keys and values.")]
+RopeWidth = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=MOST,
+        help="MLA: width of the shared rotary key, a part of --d-head.",
+    ),
+]  # fmt: skip
+QueryLatent = Annotated[int | None, _count("MLA: width of the queries' latent.")]
+Length = Annotated[int, _count("Tokens of the prefill and of the decoding context.")]
+Batch = Annotated[int, _count("Sequences.")]
+Dtype = Annotated[str, typer.Option(help="fp32, fp16, bf16 or fp8.")]
+DeviceName = Annotated[str, typer.Option(help="Whose roofline: a100, h100, h200, l4 or rtx4090.")]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="Count the pairs the mask keeps, in place of all.")
+]
+Mla = Annotated[str, typer.Option(help="MLA decoding: absorbed, or latents expanded at each step.")]
+Out = Annotated[Path | None, typer.Option("-o", "--out", help="Write .json, .csv or .parquet.")]
 
 
 def cost(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="tiny, smollm2-135m, a .gguf file, a local directory, or a hub id, of which only "
-            "the config is read; tiny if neither a model nor numbers are given."
-        ),
-    ] = None,
-    layers: Annotated[int | None, _count("Attention layers.")] = None,
-    d_model: Annotated[int | None, _count("Width of the residual stream.")] = None,
-    heads: Annotated[int | None, _count("Query heads.")] = None,
-    kv_heads: Annotated[int | None, _count("Key-value heads; all heads if unsaid.")] = None,
-    d_head: Annotated[int | None, _count("Width of a key; d_model / heads if unsaid.")] = None,
-    d_value: Annotated[
-        int | None, _count("Width of a value; if unsaid, a key without its --rope-dim.")
-    ] = None,
-    window: Annotated[int | None, _count("Keys a query sees at most.")] = None,
-    latent: Annotated[int | None, _count("MLA: width of the latent of keys and values.")] = None,
-    rope_dim: Annotated[
-        int | None,
-        typer.Option(min=0, help="MLA: width of the shared rotary key, a part of --d-head."),
-    ] = None,
-    q_latent: Annotated[int | None, _count("MLA: width of the queries' latent.")] = None,
-    seq_len: Annotated[int, _count("Tokens of the prefill and of the decoding context.")] = 4096,
-    batch: Annotated[int, _count("Sequences.")] = 1,
-    dtype: Annotated[str, typer.Option(help="fp32, fp16, bf16 or fp8.")] = "fp16",
-    device: Annotated[
-        str, typer.Option(help="Whose roofline: a100, h100, h200, l4 or rtx4090.")
-    ] = "h100",
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Count the pairs the mask keeps, in place of all.")
-    ] = False,
-    mla: Annotated[
-        str, typer.Option(help="MLA decoding: absorbed, or latents expanded at each step.")
-    ] = "absorbed",
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="Write .json, .csv or .parquet.")
-    ] = None,
+    model: Model = None,
+    layers: Layers = None,
+    d_model: ModelWidth = None,
+    heads: Heads = None,
+    kv_heads: KvHeads = None,
+    d_head: KeyWidth = None,
+    d_value: ValueWidth = None,
+    window: Window = None,
+    latent: Latent = None,
+    rope_dim: RopeWidth = None,
+    q_latent: QueryLatent = None,
+    seq_len: Length = 4096,
+    batch: Batch = 1,
+    dtype: Dtype = "fp16",
+    device: DeviceName = "h100",
+    exact: Exact = False,
+    mla: Mla = "absorbed",
+    out: Out = None,
 ) -> None:
     """Count what attention costs: FLOPs, bytes and regime of each operation, and the cache."""
-    from ...interp.files import check_target
-    from ..atlas_file import check_suffix
-    from .devices import find_device
-    from .report import CostReport
-    from .totals import check_mla
-
     numbers = Numbers(
         layers, d_model, heads, kv_heads, d_head, d_value, window, latent, rope_dim, q_latent
     )
+    # everything that can be refused is refused before a config is fetched
+    roof = _checked(model, numbers, device, dtype, mla, out)
+    from .report import CostReport
+
+    report = CostReport(_shapes(model, numbers), seq_len, batch, dtype, roof, exact, mla)
+    if out is not None:  # before anything is printed: a closed pipe must not cost the result
+        report.save(out)
+    from .show import show_cost
+
+    show_cost(report)
+    if out is not None:
+        print(f"wrote {out}: {len(report.table())} rows")
+
+
+def _checked(
+    model: str | None, numbers: Numbers, device: str, dtype: str, mla: str, out: Path | None
+) -> Any:
+    """The device, after all other arguments were found to make sense."""
+    from ...interp.files import check_target
+    from ..atlas_file import check_suffix
+    from .devices import find_device
+    from .totals import check_mla
+
     if model is not None and numbers.given():
         raise InputError(
             f"give a model or its numbers, not both: {model!r} and {', '.join(numbers.given())}."
         )
-    # everything that can be refused is refused before a config is fetched
     roof = find_device(device)
     roof.peak(dtype)
     check_mla(mla)
     if out is not None:
         check_suffix(out)
         check_target(out)
+    return roof
+
+
+def _shapes(model: str | None, numbers: Numbers) -> Any:
     if numbers.given():
-        shapes = numbers.shapes()
-    else:
-        from .read import attention_shapes
+        return numbers.shapes()
+    from .read import attention_shapes
 
-        shapes = attention_shapes(model or "tiny")
-    report = CostReport(shapes, seq_len, batch, dtype, roof, exact, mla)
-    if out is not None:  # before anything is printed: a closed pipe must not cost the result
-        report.save(out)
-
-    from .show import show_cost
-
-    show_cost(report)
-    if out is not None:
-        print(f"wrote {out}: {len(report.table())} rows")
+    return attention_shapes(model or "tiny")

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from ...interp.errors import InputError
+from .shapes import shown
 
 BYTES: Mapping[str, int] = MappingProxyType({"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1})
 """Number format -> bytes of one number."""
+
+
+_FASTEST = 1e30
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,9 @@ class Device:
             rate, since torch leaves TF32 off unless asked.
         bandwidth: peak bytes/s of its memory.
 
+    Raises:
+        InputError: a rate is no number from 1 to 1e30.
+
     Reference:
         Williams 2009 (the roofline model).
     """
@@ -29,6 +36,15 @@ class Device:
     name: str
     flops: Mapping[str, float]
     bandwidth: float
+
+    def __post_init__(self) -> None:
+        for what, rate in (("bandwidth", self.bandwidth), *self.flops.items()):
+            # NaN fails the comparison
+            if type(rate) not in (int, float) or not 1 <= rate <= _FASTEST:
+                raise InputError(
+                    f"the rate for {what} of {self.name} must be a number per second from 1 to "
+                    f"{_FASTEST:g}; got {shown(rate)}."
+                )
 
     def peak(self, dtype: str) -> float:
         """FLOP/s in a number format.

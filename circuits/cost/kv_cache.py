@@ -51,7 +51,8 @@ def cache_bytes(
     check_count("batch", batch)
     width = bytes_per_number(dtype)
     return sum(
-        batch * layer.keys_kept(context) * layer.cache_width * width for layer in shapes.layers
+        n * batch * layer.keys_kept(context) * layer.cache_width * width
+        for layer, n in shapes.counts.items()
     )
 
 
@@ -76,10 +77,10 @@ def cache_variants(shapes: AttentionShapes) -> Mapping[str, AttentionShapes]:
     """
     made: dict[str, AttentionShapes] = {}
     for kind in ("MHA", "GQA", "MQA", "MLA"):
-        layers = [_as_kind(layer, kind) for layer in shapes.layers]
-        known = tuple(layer for layer in layers if layer is not None)
-        if len(known) == len(layers):
-            made[kind] = replace(shapes, layers=known)
+        changed = {layer: _as_kind(layer, kind) for layer in shapes.counts}
+        known = {old: new for old, new in changed.items() if new is not None}
+        if len(known) == len(changed):
+            made[kind] = replace(shapes, layers=tuple(known[layer] for layer in shapes.layers))
     return made
 
 

@@ -175,12 +175,16 @@ def _project_out(layer: LayerShape, one: Pass) -> tuple[int, int]:
     return flops, numbers
 
 
-def total_cost(costs: Iterable[Cost]) -> Cost:
-    """Costs added up, operation by operation."""
-    columns = zip(*((*cost.operations, cost.fused) for cost in costs), strict=True)
+def total_cost(costs: Iterable[tuple[Cost, int]]) -> Cost:
+    """Costs, each so many times, added up operation by operation."""
+    repeated = list(costs)
+    times = [count for _, count in repeated]
+    columns = zip(*((*cost.operations, cost.fused) for cost, _ in repeated), strict=True)
     qkv, scores, softmax, av, output, fused = (
         Operation(
-            column[0].name, sum(one.flops for one in column), sum(one.bytes for one in column)
+            column[0].name,
+            sum(n * one.flops for one, n in zip(column, times, strict=True)),
+            sum(n * one.bytes for one, n in zip(column, times, strict=True)),
         )
         for column in columns
     )

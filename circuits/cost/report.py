@@ -6,12 +6,14 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from torch import nn
 
+from ...interp.errors import InputError
 from ...interp.files import atomic_write
 from ..atlas_file import check_suffix
 from .devices import Device, bytes_per_number, find_device
@@ -51,20 +53,22 @@ class CostReport:
     def __post_init__(self) -> None:
         check_count("seq_len", self.seq_len)
         check_count("batch", self.batch)
+        if type(self.exact) is not bool:
+            raise InputError(f"exact must be True or False; got {self.exact!r}.")
         self.device.peak(self.dtype)  # refuses a format the device lacks
         check_mla(self.mla)
 
-    @property
+    @cached_property
     def prefill(self) -> Cost:
         """Cost of the forward pass over `seq_len` tokens."""
         return self._prefill(self.shapes)
 
-    @property
+    @cached_property
     def decode(self) -> Cost | None:
         """Cost of one token at a context of `seq_len`; None for a model that is not causal."""
         return self._decode(self.shapes) if self.shapes.causal else None
 
-    @property
+    @cached_property
     def crossover(self) -> float | None:
         """Length from which scores and AV outweigh the projections; see `crossover`."""
         return crossover(self.shapes, exact=self.exact)
@@ -78,12 +82,7 @@ class CostReport:
             Operation "fused" stands for scores, softmax and av in one kernel. Numbers beyond
             2^63 − 1 turn their column into float64.
         """
-        rows = self._records()
-        frame = pd.DataFrame(rows)
-        for column in ("flops", "bytes"):
-            if max(row[column] for row in rows) > _MAX_INTEGER:
-                frame[column] = frame[column].astype(float)
-        return frame
+        return self._table.copy()
 
     def cache_table(self) -> pd.DataFrame:
         """The cache of each kind of key-value heads, for this model and as "what if".
@@ -98,13 +97,13 @@ class CostReport:
         """
         variants = cache_variants(self.shapes)
         per_token = {
-            kind: bytes_per_number(self.dtype) * sum(layer.cache_width for layer in shapes.layers)
+            kind: bytes_per_number(self.dtype) * _cache_width(shapes)
             for kind, shapes in variants.items()
         }
         return pd.DataFrame(
             {
                 "kind": kind,
-                "numbers": sum(layer.cache_width for layer in shapes.layers) / len(shapes.layers),
+                "numbers": _cache_width(shapes) / len(shapes.layers),
                 "bytes_per_token": per_token[kind],
                 "bytes": cache_bytes(shapes, self.seq_len, batch=self.batch, dtype=self.dtype),
                 "of_mha": per_token[kind] / per_token["MHA"],
@@ -126,7 +125,7 @@ class CostReport:
         check_suffix(target)
         with atomic_write(target) as partial:
             if target.suffix.lower() == ".json":
-                content = {**self._meta(), "operations": self._records()}
+                content = {**self._meta(), "operations": self._records}
                 text = json.dumps(content, indent=1, allow_nan=False)
                 partial.write_text(text + "\n", encoding="utf-8")
             elif target.suffix.lower() == ".csv":
@@ -143,18 +142,33 @@ class CostReport:
     def _decode(self, shapes: AttentionShapes) -> Cost:
         return decode_cost(shapes, self.seq_len, batch=self.batch, dtype=self.dtype, mla=self.mla)
 
+    @cached_property
     def _records(self) -> list[dict[str, Any]]:
-        alone = [AttentionShapes((layer,)) for layer in self.shapes.layers]
-        pieces = {"all": self.shapes} | {str(i): piece for i, piece in enumerate(alone)}
-        phases: dict[str, Callable[[AttentionShapes], Cost]] = {"prefill": self._prefill}
-        if self.shapes.causal:
-            phases["decode"] = self._decode
-        return [
-            {"phase": phase, "layer": layer, **row}
-            for phase, cost in phases.items()
-            for layer, shapes in pieces.items()
-            for row in self._rows(cost(shapes))
-        ]
+        """The table's rows; layers of one shape share what was computed once."""
+        phases: dict[str, tuple[Cost | None, Callable[[AttentionShapes], Cost]]]
+        phases = {"prefill": (self.prefill, self._prefill), "decode": (self.decode, self._decode)}
+        records = []
+        for phase, (whole, cost) in phases.items():
+            if whole is None:
+                continue
+            alone = {
+                layer: self._rows(cost(AttentionShapes((layer,)))) for layer in self.shapes.counts
+            }
+            named = [(str(i), alone[layer]) for i, layer in enumerate(self.shapes.layers)]
+            records += [
+                {"phase": phase, "layer": name, **row}
+                for name, rows in [("all", self._rows(whole)), *named]
+                for row in rows
+            ]
+        return records
+
+    @cached_property
+    def _table(self) -> pd.DataFrame:
+        frame = pd.DataFrame(self._records)
+        for column in ("flops", "bytes"):
+            if max(record[column] for record in self._records) > _MAX_INTEGER:
+                frame[column] = frame[column].astype(float)
+        return frame
 
     def _rows(self, cost: Cost) -> list[dict[str, Any]]:
         return [
@@ -173,12 +187,13 @@ class CostReport:
             "seq_len": self.seq_len, "batch": self.batch, "dtype": self.dtype,
             "exact": self.exact, "mla": self.mla, "device": device,
         }  # fmt: skip
+        layers = {layer: asdict(layer) for layer in self.shapes.counts}
         cache = self.cache_table().to_dict("records") if self.shapes.causal else []
         return {
             "schema_version": SCHEMA_VERSION,
             "model": {
                 "name": self.shapes.name,
-                "layers": [asdict(layer) for layer in self.shapes.layers],
+                "layers": [layers[layer] for layer in self.shapes.layers],
             },
             "settings": settings,
             "crossover": self.crossover,
@@ -192,6 +207,11 @@ class CostReport:
         table = pa.Table.from_pandas(self.table(), preserve_index=False)
         meta = {b"headatlas": json.dumps(self._meta(), allow_nan=False).encode()}
         pq.write_table(table.replace_schema_metadata(meta), path)
+
+
+def _cache_width(shapes: AttentionShapes) -> int:
+    """Numbers kept per token, of all layers."""
+    return sum(n * layer.cache_width for layer, n in shapes.counts.items())
 
 
 def cost(

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
+from types import MappingProxyType
 
 from ...interp.errors import InputError
+
+MOST = 2**40 - 1
+"""The largest length, width or count; products of all of them are still floats."""
+
+MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -166,8 +175,14 @@ class AttentionShapes:
     def __post_init__(self) -> None:
         if not self.layers:
             raise InputError(f"{self.name} has no attention layers; there is nothing to cost.")
-        if len({layer.causal for layer in self.layers}) > 1:
+        check_count("the number of layers", len(self.layers), MOST_LAYERS)
+        if len({layer.causal for layer in self.counts}) > 1:
             raise InputError(f"{self.name} mixes causal and other layers; cost each part alone.")
+
+    @cached_property
+    def counts(self) -> Mapping[LayerShape, int]:
+        """How many layers have each shape, in order of first appearance."""
+        return MappingProxyType(Counter(self.layers))
 
     @property
     def causal(self) -> bool:
@@ -208,7 +223,7 @@ def uniform_shapes(
         >>> shapes.layers[0].d_head, shapes.layers[0].kind
         (128, 'MHA')
     """
-    check_count("layers", layers)
+    check_count("layers", layers, MOST_LAYERS)
     check_count("n_heads", n_heads)
     for label, value in (("d_model", d_model), ("d_head", d_head)):
         if value is not None:
@@ -236,17 +251,28 @@ def uniform_shapes(
 def _check_fields(value: LatentShape | LayerShape, *, may_be_zero: str = "") -> None:
     for field in fields(value):
         number = getattr(value, field.name)
+        if field.name == "causal" and type(number) is not bool:
+            raise InputError(f"causal must be True or False; got {number!r}.")
+        if field.name == "latent" and not isinstance(number, LatentShape | None):
+            raise InputError(f"latent must be a LatentShape or None; got {number!r}.")
         if field.name in ("causal", "latent") or (field.default is None and number is None):
             continue
         if not (field.name == may_be_zero and type(number) is int and number == 0):
             check_count(field.name, number)
 
 
-def check_count(name: str, value: object) -> None:
-    """Refuse what is not a whole number of at least 1.
+def check_count(name: str, value: object, most: int = MOST) -> None:
+    """Refuse what is not a whole number from 1 to `most`.
 
     Raises:
         InputError: it is not; the message calls it `name`.
     """
-    if type(value) is not int or value < 1:
-        raise InputError(f"{name} must be a whole number of at least 1; got {value!r}.")
+    if type(value) is not int or not 1 <= value <= most:
+        raise InputError(f"{name} must be a whole number from 1 to {most:,}; got {shown(value)}.")
+
+
+def shown(value: object) -> str:
+    """A refused value in an error message; Python itself prints no integer of 5,000 digits."""
+    if isinstance(value, int) and value.bit_length() > 100:
+        return "an integer of more than 30 digits"
+    return repr(value)[:60]

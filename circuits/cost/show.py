@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 from rich.console import Console
@@ -33,7 +32,7 @@ def show_cost(report: CostReport, console: Console | None = None) -> None:
     """Print a report: one table per phase, then the crossover and the cache."""
     console = console or Console()
     console.print(escape(f"Attention of {report.shapes.name}"), style="bold", highlight=False)
-    for layer, count in Counter(report.shapes.layers).items():
+    for layer, count in report.shapes.counts.items():
         console.print(_layer_line(layer, count), highlight=False)
     console.print(_device_line(report), style="dim", highlight=False)
     console.print()
@@ -62,11 +61,13 @@ def show_cost(report: CostReport, console: Console | None = None) -> None:
 
 def si(value: int | float, unit: str = "") -> str:
     """A number with three digits and a decimal prefix, such as `2.62 MB`."""
-    prefix = ""
+    prefix, whole = "", value
     for larger in "kMGTPEZYRQ":
         if value < 999.5:
             break
         value, prefix = value / 1000, larger
+    if value >= 999.5:  # beyond the prefixes
+        return f"{whole:.1e} {unit}".rstrip()
     digits = 0 if not prefix or value >= 99.95 else 1 if value >= 9.995 else 2
     return f"{value:.{digits}f} {prefix}{unit}".rstrip()
 
@@ -152,7 +153,7 @@ def _milliseconds(value: float) -> str:
 
 
 def _crossover_line(report: CostReport) -> str:
-    layers, length = report.shapes.layers, report.crossover
+    layers, length = report.shapes.counts, report.crossover
     if length is None:
         return (
             "Windows keep scores and AV below the projections at every length: no crossover, and "

@@ -49,11 +49,12 @@ def prefill_cost(
     """
     check_count("seq_len", seq_len)
     check_count("batch", batch)
+    passes = {
+        layer: Pass(batch, seq_len, seq_len, layer.pairs(seq_len, exact=exact), False)
+        for layer in shapes.counts
+    }
     return total_cost(
-        layer_cost(
-            layer, Pass(batch, seq_len, seq_len, layer.pairs(seq_len, exact=exact), False), dtype
-        )
-        for layer in shapes.layers
+        (layer_cost(layer, passes[layer], dtype), n) for layer, n in shapes.counts.items()
     )
 
 
@@ -96,13 +97,12 @@ def decode_cost(
     check_count("batch", batch)
     check_causal(shapes, "does not decode token by token")
     check_mla(mla)
+    passes = {
+        layer: Pass(batch, 1, layer.keys_read(context), layer.keys_read(context), mla == "absorbed")
+        for layer in shapes.counts
+    }
     return total_cost(
-        layer_cost(
-            layer,
-            Pass(batch, 1, layer.keys_read(context), layer.keys_read(context), mla == "absorbed"),
-            dtype,
-        )
-        for layer in shapes.layers
+        (layer_cost(layer, passes[layer], dtype), n) for layer, n in shapes.counts.items()
     )
 
 
@@ -132,18 +132,19 @@ def crossover(shapes: AttentionShapes, *, exact: bool = False) -> float | None:
         >>> crossover(uniform_shapes(2, d_model=4096, n_heads=32, n_kv_heads=8))
         5120.0
     """
-    weights = sum(layer.weights for layer in shapes.layers)
+    counts = shapes.counts
+    weights = sum(n * layer.weights for layer, n in counts.items())
     if not exact:
-        return weights / sum(_pair_width(layer) for layer in shapes.layers)
+        return weights / sum(n * _pair_width(layer) for layer, n in counts.items())
 
     def crossed(seq_len: int) -> bool:
         pairs = sum(
-            _pair_width(layer) * layer.pairs(seq_len, exact=True) for layer in shapes.layers
+            n * _pair_width(layer) * layer.pairs(seq_len, exact=True) for layer, n in counts.items()
         )
         return pairs >= seq_len * weights
 
-    if all(layer.window is not None for layer in shapes.layers) and not crossed(1):
-        limit = sum(_pair_width(layer) * (layer.window or 0) for layer in shapes.layers)
+    if all(layer.window is not None for layer in counts) and not crossed(1):
+        limit = sum(n * _pair_width(layer) * (layer.window or 0) for layer, n in counts.items())
         if limit <= weights:  # pairs / N rises towards the window and never gets there
             return None
     low, high = 0, 1

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import InputError
+from .checks import check_count, check_number
 from .rope import Rope
 
 
@@ -27,7 +29,7 @@ class Latent:
         norm_eps: epsilon of the latents' RMSNorms.
 
     Raises:
-        InputError: a width below 1, or an odd d_rope.
+        InputError: a width below 1, an odd d_rope, or a norm_eps that is negative or not finite.
 
     Example:
         >>> latent = Latent(d_latent=16, d_rope=4, d_nope=8, d_value=6)
@@ -46,11 +48,12 @@ class Latent:
 
     def __post_init__(self) -> None:
         for name in ("d_latent", "d_rope", "d_nope", "d_value"):
-            _check_count(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         if self.q_rank is not None:
-            _check_count("q_rank", self.q_rank)
+            check_count("q_rank", self.q_rank)
         if self.d_rope % 2:
             raise InputError(f"d_rope must be even, RoPE turns pairs; got {self.d_rope}.")
+        check_number("norm_eps", self.norm_eps, zero=True)
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,9 @@ class QKNorm:
         eps: added to the mean square.
         unit_offset: the gain is 1 + weight (Gemma) instead of the weight itself.
 
+    Raises:
+        InputError: an eps that is negative or not finite.
+
     Example:
         >>> QKNorm(unit_offset=True)
         QKNorm(eps=1e-06, unit_offset=True)
@@ -70,6 +76,9 @@ class QKNorm:
 
     eps: float = 1e-6
     unit_offset: bool = False
+
+    def __post_init__(self) -> None:
+        check_number("eps", self.eps, zero=True)
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,8 @@ class Traits:
         qk_norm: norm of queries and keys per head.
 
     Raises:
-        InputError: a window below 1, a softcap that is not positive, or an unknown bias.
+        InputError: a window below 1, a softcap that is not positive, a scale that is not finite, or
+            an unknown bias.
 
     Example:
         >>> Traits(window=4).window
@@ -104,9 +114,11 @@ class Traits:
 
     def __post_init__(self) -> None:
         if self.window is not None:
-            _check_count("window", self.window)
-        if self.softcap is not None and not self.softcap > 0:
-            raise InputError(f"softcap must be positive; got {self.softcap}. None means no cap.")
+            check_count("window", self.window)
+        if self.softcap is not None:
+            check_number("softcap", self.softcap)
+        if self.scale is not None and not math.isfinite(self.scale):
+            raise InputError(f"scale must be finite; got {self.scale}. None means 1/√d_k.")
         if self.bias not in ("none", "qkv", "all"):
             raise InputError(f"bias is 'none', 'qkv' or 'all'; got {self.bias!r}.")
 
@@ -151,7 +163,7 @@ class AttentionConfig:
 
     def __post_init__(self) -> None:
         for name in ("d_model", "n_heads"):
-            _check_count(name, getattr(self, name))
+            check_count(name, getattr(self, name))
         if self.latent is not None:
             self._check_latent()
             return
@@ -160,8 +172,8 @@ class AttentionConfig:
                 f"d_model {self.d_model} does not split into {self.n_heads} heads. Choose another "
                 "n_heads, or give d_head."
             )
-        _check_count("d_head", self.d_key)
-        _check_count("n_kv_heads", self.kv_heads)
+        check_count("d_head", self.d_key)
+        check_count("n_kv_heads", self.kv_heads)
         if self.n_heads % self.kv_heads:
             raise InputError(
                 f"n_heads must be a multiple of n_kv_heads; got {self.n_heads} and {self.kv_heads}."
@@ -215,8 +227,3 @@ class AttentionConfig:
     def scale(self) -> float:
         """The factor on q·k."""
         return self.d_key**-0.5 if self.traits.scale is None else self.traits.scale
-
-
-def _check_count(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name} must be a whole number, at least 1; got {value!r}.")

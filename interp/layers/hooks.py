@@ -16,17 +16,23 @@ from torch import nn
 
 from ..attention_call import AttentionCall, Edit, Observer
 from ..errors import InputError
+from ..hook_requests import read_requests
 from ..sites import Site
+from ..undo import uninterrupted
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Frame:
-    """What one `attach_layers` asked for. `model` keeps the ids in `sites` taken."""
+    """What one `attach_layers` asked for. `model` keeps the ids in `sites` taken.
+
+    A block may end in another context than it began in, where its frame stays: `over` ends it.
+    """
 
     model: nn.Module
     sites: Mapping[int, Site]
     observers: tuple[Observer, ...]
     edits: tuple[Edit, ...]
+    over: bool = False
 
 
 _FRAMES: ContextVar[tuple[_Frame, ...]] = ContextVar("headatlas_layer_frames", default=())
@@ -40,7 +46,8 @@ def attach_layers(
 
     Edits act as in `attach`: those of q, k and v first (after RoPE and QK-norm; all keys so far in
     decoding), then of the scores, the pattern, z; within a target in the order given, those of an
-    outer block first. The cache is never edited. Observers come after all edits.
+    outer block first. The cache is never edited. Observers come after all edits and only look: what
+    they wrote into a call's tensors would end up in the layer's output and in the caller's cache.
 
     Only forward passes inside the block and in its own context take part: a thread started inside
     runs the plain layer, unless `contextvars.copy_context().run` takes the block along.
@@ -54,7 +61,8 @@ def attach_layers(
         A context manager that yields the layers' sites, numbered in the order of named_modules.
 
     Raises:
-        InputError: the model holds no `HookedAttention`.
+        InputError: the model holds no `HookedAttention`; an observer that is no function or an edit
+            that is no `Edit`.
 
     Example:
         >>> import torch
@@ -76,12 +84,18 @@ def attach_layers(
         )
     sites = tuple(replace(m.site, module=name, layer=i) for i, (name, m) in enumerate(found))
     table = {id(layer): site for (_, layer), site in zip(found, sites, strict=True)}
-    frames = (*_FRAMES.get(), _Frame(model, table, tuple(observers), tuple(edits)))
-    token = _FRAMES.set(frames)
+    requests = read_requests(observers, edits)
+    before, frame = _FRAMES.get(), _Frame(model, table, *requests)
     try:
+        _FRAMES.set((*before, frame))
         yield sites
     finally:
-        _FRAMES.reset(token)
+        uninterrupted(lambda: _end(frame, before))
+
+
+def _end(frame: _Frame, before: tuple[_Frame, ...]) -> None:
+    frame.over = True
+    _FRAMES.set(before)
 
 
 def attend(layer: nn.Module, call: AttentionCall, seen_as: Callable[[Site], Site]) -> None:
@@ -93,7 +107,8 @@ def attend(layer: nn.Module, call: AttentionCall, seen_as: Callable[[Site], Site
         seen_as: what the call's form makes of the layer's site.
     """
     own = call.site
-    views = [(f, seen_as(f.sites[id(layer)])) for f in _FRAMES.get() if id(layer) in f.sites]
+    frames = [f for f in _FRAMES.get() if id(layer) in f.sites and not f.over]
+    views = [(f, seen_as(f.sites[id(layer)])) for f in frames]
     edits = [(edit, site) for f, site in views for edit in f.edits if edit.acts_at(site)]
     call.compute(edits)
     call.at(own)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
+from .checks import check_count, check_number
 
 # cos and sin of every angle, [batch or 1, 1, pos, pairs]
 Rotation = tuple[Tensor, Tensor]
@@ -34,7 +34,8 @@ class Rope:
         attention_factor: factor on cos and sin (YaRN).
 
     Raises:
-        InputError: an odd d_rotary, or frequencies of another number than d_rotary / 2.
+        InputError: an odd d_rotary; a theta or attention_factor that is not positive and finite;
+            frequencies that are negative or not finite, or not as many as d_rotary / 2.
 
     Example:
         >>> rope = Rope(theta=100.0)
@@ -55,10 +56,14 @@ class Rope:
     attention_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.theta) and self.theta > 0):
-            raise InputError(f"theta must be positive and finite; got {self.theta}.")
-        if self.d_rotary is not None and (self.d_rotary < 2 or self.d_rotary % 2):
-            raise InputError(f"d_rotary must be even and at least 2; got {self.d_rotary}.")
+        check_number("theta", self.theta)
+        check_number("attention_factor", self.attention_factor)
+        if self.d_rotary is not None:
+            check_count("d_rotary", self.d_rotary)
+            if self.d_rotary % 2:
+                raise InputError(f"d_rotary must be even, RoPE turns pairs; got {self.d_rotary}.")
+        for frequency in self.inv_freq or ():
+            check_number("inv_freq", frequency, zero=True)
 
     def width(self, d_head: int) -> int:
         """How many dimensions of a head of width `d_head` turn."""

@@ -39,8 +39,10 @@ def visible_keys(
     """
     batch, n_query, n_key = size
     bounds, bias = None, None
+    present = None
     if padding is not None:
         present = _present(padding, batch, dropped + n_key, like.device)[:, dropped:]
+    if present is not None and n_key > 0:
         rows = row_intervals(present[:, None, None])
         if rows is None:
             hidden = torch.zeros(batch, 1, 1, n_key, dtype=like.dtype, device=like.device)

@@ -152,6 +152,15 @@ class TestSize:
             "capturing 2 tensors, 0.0 GiB, to memory"
         ]
 
+    def test_others_announce_alike(self, monkeypatch, caplog):
+        monkeypatch.setattr(capture_module, "_LARGE", 100)
+        with caplog.at_level(logging.WARNING, "headatlas"):
+            capture_module.announce(100, "keeping 1 tensor")
+            capture_module.announce(3 << 29, "keeping 2 tensors")
+        assert [record.getMessage() for record in caplog.records] == [
+            "keeping 2 tensors, 1.5 GiB, to memory"
+        ]
+
     def test_what_is_small_is_not(self, tiny, caplog):
         capture(tiny("gpt2"), None, IDS, names_filter="z")
         assert caplog.records == []
@@ -187,6 +196,29 @@ class TestHostileFiles:
         ("change", "message"),
         [
             (lambda k, t: {**k, "schema_version": 2}, "schema_version must be 1; got '2'"),
+            (lambda k, t: {**k, "schema_version": True}, "schema_version must be 1; got 'True'"),
+            (lambda k, t: {**k, "heads": None, "rows": [0]}, "does not fit the text and rows"),
+            (lambda k, t: {**k, "heads": ["L0H3"]}, "L0H3 was kept, but holds nothing"),
+            (lambda k, t: {**k, "heads": ["L1H2", "L1H3"]}, "holds 1 heads; the file says 2"),
+            (lambda k, t: {**k, "heads": ["L1H2", "L99H99"]}, "L99H99 was kept, but"),
+            (lambda k, t: {**k, "heads": []}, "expected a list of str"),
+            (lambda k, t: {**k, "rows": [-5]}, "rows must be positions 0 to 5"),
+            (lambda k, t: {**k, "rows": [10**30] * 6}, "rows must be positions 0 to 5"),
+            (lambda k, t: {**k, "rows": [0, 1]}, "does not fit the text and rows"),
+            (lambda k, t: {**k, "rows": []}, "expected a list of int"),
+            (lambda k, t: {**k, "decoder_length": -1}, "decoder_length must be"),
+            (
+                lambda k, t: t.update({"blocks.1.attn.hook_q": torch.zeros(2, 6, 2, 8)}) or k,
+                "hook_q holds 2 heads; the file says 1",
+            ),
+            (
+                lambda k, t: t.update({"dec.blocks.1.attn.hook_v": torch.zeros(2, 6, 2, 8)}) or k,
+                "is of a decoder, but",
+            ),
+            (
+                lambda k, t: t.update({"blocks.1.attn.hook_v": torch.zeros(2, 5, 2, 8)}) or k,
+                "does not fit the text and rows",
+            ),
             (lambda k, t: {**k, "tokens": [["a"]]}, "2 lists of 6 strings"),
             (lambda k, t: {**k, "tokens": [[1] * 6] * 2}, "2 lists of 6 strings"),
             (lambda k, t: {**k, "heads": ["<script>"]}, "a head is written"),
@@ -212,6 +244,62 @@ class TestHostileFiles:
     def test_wrong_content(self, saved, tmp_path, change, message):
         with pytest.raises(InputError, match=message):
             load_cache(broken(saved, tmp_path, change))
+
+    def test_heads_of_a_whole_tensor_are_not_a_few(self, tiny, tmp_path):
+        """Patching would take the first head's values for the fourth head's."""
+        path = tmp_path / "run.safetensors"
+        capture(tiny("gpt2"), None, IDS, names_filter="z", layers=[0], save=path)
+        load_cache(broken(path, tmp_path, lambda k, t: k))
+        with pytest.raises(InputError, match="hook_z holds 4 heads; the file says 1"):
+            load_cache(broken(path, tmp_path, lambda k, t: {**k, "heads": ["L0H3"]}))
+
+    @pytest.mark.parametrize("decoder", [4, 9])
+    def test_rows_of_two_stacks(self, tiny, tmp_path, decoder):
+        path, ids = tmp_path / "run.safetensors", torch.arange(2 * decoder).reshape(2, decoder)
+        options = {"decoder_ids": ids, "rows": [3], "names_filter": ["z", "k", "pattern"]}
+        assert capture(tiny("t5"), None, IDS, save=path, **options).rows == (3,)
+        last = min(decoder, 6) - 1
+        load_cache(broken(path, tmp_path, lambda k, t: {**k, "rows": [last]}))
+        with pytest.raises(InputError, match=f"0 to {last}"):
+            load_cache(broken(path, tmp_path, lambda k, t: {**k, "rows": [last + 1]}))
+
+    @settings(
+        max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+    @given(data=st.data())
+    def test_any_metadata_fits_the_tensors_or_is_refused(self, saved, tmp_path, data):
+        odd = st.one_of(
+            st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(max_size=3)
+        )
+        heads = st.sampled_from(["L1H2", "L1H0", "L0H3", "L99H99", "enc.L1H2", "L1KV2"])
+        values = {
+            "heads": st.one_of(odd, st.lists(st.one_of(heads, odd), max_size=2)),
+            "rows": st.one_of(
+                odd, st.lists(st.one_of(st.integers(-1, 6), odd), min_size=5, max_size=7)
+            ),
+            "schema_version": st.one_of(odd, st.just(1)),
+            "decoder_length": st.one_of(odd, st.integers(1, 7)),
+            "tokens": st.one_of(odd, st.just([["a"] * 6] * 2), st.lists(odd, max_size=2)),
+        }
+        chosen = data.draw(st.sets(st.sampled_from(sorted(values)), min_size=1))
+        changes = {key: data.draw(values[key]) for key in sorted(chosen)}
+        path = broken(saved, tmp_path, lambda k, t: {**k, **changes})
+        message, cache = None, None
+        try:
+            cache = load_cache(path)
+        except InputError as error:
+            message = str(error)
+        if cache is None:
+            assert "not a whole cache file" in message
+            return
+        assert changes.get("schema_version", 1) == 1
+        assert type(changes.get("schema_version", 1)) is int
+        rows, layer = range(6) if cache.rows is None else cache.rows, cache["z", 1]
+        assert all(type(row) is int and 0 <= row < 6 for row in rows)
+        assert len(rows) == layer.shape[1]
+        assert layer.shape[2] == 1
+        if cache.heads is not None:
+            assert [(head.site, head.layer) for head in cache.heads] == [("", 1)]
 
     def test_other_safetensors(self, tmp_path):
         save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")

@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,6 +10,7 @@ from headatlas.interp import hook_values
 from headatlas.interp.attach import Edit, attach
 from headatlas.interp.capture import capture
 from headatlas.interp.errors import InputError
+from headatlas.interp.heads import HeadId
 from headatlas.interp.tokens import Tokens
 
 IDS = torch.tensor([[5, 9, 11, 9, 40, 7], [3, 4, 5, 6, 7, 8]])
@@ -143,7 +145,7 @@ class TestRows:
 
     @pytest.mark.parametrize(
         ("rows", "message"),
-        [([6], "0 to 5; got 6"), ([-7], "got -7"), ([], "rows is empty"), ([True], "got True")],
+        [([6], "0 to 5; got 6"), ([-7], "got -7"), ([], "rows is empty"), ([True], r"got .True")],
     )  # fmt: skip
     def test_refused(self, tiny, rows, message):
         with pytest.raises(InputError, match=message):
@@ -157,6 +159,57 @@ class TestRows:
             capture(tiny("t5"), None, IDS, rows=[4], **options)
         with pytest.raises(InputError, match="the stacks differ in length"):
             capture(tiny("t5"), None, IDS, rows=[-1], **options)
+
+
+@pytest.mark.usefixtures("as_users_call")
+class TestWrongKinds:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"layers": 0}, "layers must be a sequence of whole numbers.*got 0"),
+            ({"layers": [0.5]}, "layers must be"),
+            ({"layers": [True]}, "layers must be"),
+            ({"rows": 1}, "rows must be a sequence of whole numbers.*got 1"),
+            ({"rows": ["1"]}, "rows must be"),
+            ({"rows": torch.tensor([0.0])}, "rows must be"),
+            ({"rows": torch.tensor(1)}, "rows must be"),
+            ({"rows": [[1]]}, "rows must be"),
+            ({"names_filter": 5}, "names_filter is a name.*got 5"),
+            ({"names_filter": [5]}, "names_filter holds 5"),
+            ({"names_filter": [["z"]]}, "names_filter holds"),
+            ({"heads": 5}, "heads must be a sequence of heads.*got 5"),
+            ({"device": "abacus"}, "device 'abacus' cannot be used"),
+            ({"device": 1.5}, "device 1.5 cannot be used"),
+        ],
+    )
+    def test_one_clear_error(self, tiny, options, message):
+        with pytest.raises(InputError, match=message):
+            capture(tiny("llama"), None, IDS, **options)
+
+    @pytest.mark.parametrize(
+        "numbers", [torch.arange(2), np.arange(2), range(2), (np.int64(0), torch.tensor(1))]
+    )
+    def test_integers_of_any_kind(self, tiny, numbers):
+        options = {"names_filter": ["z", "pattern"]}
+        cache = capture(tiny("llama"), None, IDS, rows=numbers, layers=numbers, **options)
+        assert cache.rows == (0, 1)
+        assert all(type(row) is int for row in cache.rows)
+        expected = capture(tiny("llama"), None, IDS, rows=[0, 1], layers=[0, 1], **options)
+        for name in expected:
+            assert torch.equal(cache[name], expected[name])
+
+    @pytest.mark.parametrize("key", [("z",), (), ("z", 0, "", 1), 5, None, ["z", 0]])
+    def test_keys(self, tiny, key):
+        cache = capture(tiny("llama"), None, IDS, names_filter="z")
+        with pytest.raises(InputError, match=r"a key is a name .*or \(kind, layer\)"):
+            cache[key]
+        assert key not in cache
+
+    def test_one_head_and_heads_of_layers_left_out(self, tiny):
+        cache = capture(tiny("llama"), None, IDS, heads=HeadId("", 1, 2), names_filter="z")
+        assert cache.heads == (HeadId("", 1, 2),)
+        options = {"heads": ["L0H1", "L1H0"], "layers": [1], "names_filter": "z"}
+        assert capture(tiny("llama"), None, IDS, **options).heads == (HeadId("", 1, 0),)
 
 
 class TestLayersAndDevice:

@@ -140,13 +140,14 @@ class TestAgainstHandWrittenAttention:
         )
 
     def test_resample(self, model, target, positions):
-        intervention = resample(model, OTHER, "L0H1", target, seed=1, positions=positions)
+        documents = OTHER[: len(IDS)]
+        intervention = resample(model, documents, "L0H1", target, seed=1, positions=positions)
         donors = intervention.values.donors
         assert all(donor != own for own, donor in enumerate(donors))
-        _, other = forward(model, OTHER)
+        _, other = forward(model, documents)
 
         def new(_part, head):
-            values = other[0, target][list(donors[:2])][:, head]
+            values = other[0, target][list(donors)][:, head]
             return values if positions is None else values[:, positions]
 
         check(model, intervention, {(0, target): put([1], positions, new)})

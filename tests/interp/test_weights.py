@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModel
 
 from headatlas.interp.attach import attach
 from headatlas.interp.capture import capture
@@ -9,11 +10,12 @@ from headatlas.interp.errors import InputError
 from headatlas.interp.forward import run_base
 from headatlas.interp.load import load
 from headatlas.interp.pattern import masked_scores, mix_values, softmax_rows
+from headatlas.interp.projections import head_matrices
 from headatlas.interp.sites import attention_sites
 from headatlas.interp.survey import is_encoder_decoder
 from headatlas.interp.weights import Reading, head_weights
 
-from .weight_models import IDS, build, relative, seen_by
+from .weight_models import IDS, Adapted, Int8, Tripled, build, leaving, relative, seen_by
 
 NAMED = (
     *("gpt2", "gpt_neox", "llama", "mistral", "qwen2", "gemma", "gemma3_text", "phi3", "bert"),
@@ -46,6 +48,7 @@ def rebuild(model, limit):
     more = {} if decoder is None else {"decoder_input_ids": decoder}
     with attach(model, observers=[lambda call: calls.update({call.site: call})]):
         seen, _ = seen_by(model, lambda: run_base(model, IDS, **more))
+    left = leaving(model, [site.module for site in weights], lambda: run_base(model, IDS, **more))
     cache = capture(model, None, IDS, names_filter=lambda name: True, decoder_ids=decoder)
     rot = "rot_" if ("rot_q", 0) in cache else ""
     for site, found in weights.items():
@@ -60,7 +63,11 @@ def rebuild(model, limit):
         z = mix_values(pattern.to(q.dtype), here["v"].transpose(1, 2)).transpose(1, 2)
         result = torch.einsum("bphv,hvd->bphd", z, found.W_O)
         total = result.sum(2) + (0 if found.b_O is None else found.b_O)
-        output = seen[found.o.reads[0].projection][1].reshape(total.shape)
+        output = left[site.module]
+        if torch.equal(output, calls[site].z.transpose(1, 2).flatten(2)):
+            # BERT's attention module ends at z; its sibling maps it on
+            output = seen[found.o.reads[0].projection][1]
+        output = output.reshape(total.shape)
         pairs = (pattern, here["pattern"]), (z, here["z"]), (result, here["result"])
         gaps += [relative(*pair) for pair in (*pairs, (total, output))]
     assert max(gaps) <= limit
@@ -229,6 +236,111 @@ class TestMissing:
         with pytest.raises(InputError, match="has no W_Q: no linear map was found"):
             found.W_Q
         assert found.W_K.shape == (2, 32, 8)
+
+
+def wrap_output(attention, how):
+    """Change what leaves the attention module, and so what W_O would have to be."""
+    base = attention.o_proj
+    if how in ("adapter", "adapter first"):
+        attention.o_proj = Adapted(base, first=how == "adapter first")
+    elif how == "square adapter":  # as wide as the output: its shape does not tell it apart
+        attention.o_proj = Adapted(base, first=True)
+        attention.o_proj.a = torch.nn.Linear(32, 32, bias=False)
+        attention.o_proj.b = torch.nn.Linear(32, 32, bias=False)
+    elif how == "hook":
+        base.register_forward_hook(lambda module, args, output: output * output)
+    elif how == "hook on the attention":
+        attention.register_forward_hook(lambda module, args, out: (2 * out[0], *out[1:]))
+    else:
+        attention.o_proj = {"subclass": Tripled, "int8": Int8}[how](
+            *((32, 32, False) if how == "subclass" else (base,))
+        )
+
+
+CHANGES = {
+    "adapter": "what leaves model.layers.0.self_attn.* is not what .*o_proj.base makes of z",
+    "adapter first": "what leaves model.layers.0.self_attn.* is not what .*o_proj.base makes",
+    "square adapter": "what leaves model.layers.0.self_attn.* is not what",
+    "hook": "o_proj does not give x W [+] b of its own weight",
+    "hook on the attention": "what leaves model.layers.0.self_attn is not what",
+    "subclass": "o_proj does not give x W [+] b of its own weight",
+    "int8": "o_proj holds no plain weight matrix",
+}
+
+
+class TestOutputs:
+    """W_O and result are refused where z W_O is not what leaves the attention."""
+
+    @pytest.mark.parametrize("how", CHANGES)
+    def test_another_output(self, tiny, how):
+        model = tiny("llama")
+        wrap_output(model.model.layers[0].self_attn, how)
+        first, second = head_weights(model).values()
+        assert not first.o.exact
+        assert first.q.exact
+        assert second.exact
+        with pytest.raises(InputError, match=CHANGES[how]):
+            first.W_O
+        with pytest.raises(InputError, match=CHANGES[how]):
+            capture(model, None, IDS, names_filter="result", layers=[0])
+        cache = capture(model, None, IDS, names_filter="result", layers=[1])
+        assert cache["result", 1].shape == (2, 6, 4, 32)
+
+    def test_a_sibling_wrapped(self, tiny):
+        """BERT's attention module ends at z, so the wrapper is around the module after it."""
+        model = tiny("bert")
+        output = model.encoder.layer[0].attention.output
+        output.dense = Adapted(output.dense)
+        first, second = head_weights(model).values()
+        assert "is not what encoder.layer.0.attention.output.dense.base" in first.statement
+        assert second.exact
+
+    def test_residual_and_norm_inside_the_attention_module(self):
+        """ALBERT adds and norms there: z W_O + b_O is still what is added."""
+        config = AutoConfig.for_model(
+            "albert", vocab_size=80, embedding_size=16, hidden_size=32, num_attention_heads=4,
+            intermediate_size=40, num_hidden_layers=1,
+        )  # fmt: skip
+        model = AutoModel.from_config(config).eval()
+        assert all(found.o.exact for found in head_weights(model).values())
+
+    @pytest.mark.parametrize("first", [False, True])
+    def test_an_adapter_that_is_trained_later(self, tiny, first):
+        """At zero it changes nothing, and the next look sees that it does."""
+        model = tiny("llama")
+        attention = model.model.layers[0].self_attn
+        for name in ("q_proj", "o_proj"):
+            base = getattr(attention, name)
+            setattr(attention, name, Adapted(base, trained=False, first=first))
+        found, *_ = head_weights(model).values()
+        assert found.exact
+        for module in (attention.q_proj, attention.o_proj):
+            module.b.weight.data.normal_()  # .data: the parameter's version stays
+        found, *_ = head_weights(model).values()
+        assert not found.q.exact
+        assert not found.o.exact
+        assert found.k.exact
+        with pytest.raises(InputError, match="hook_result does not exist"):
+            capture(model, None, IDS, names_filter="result")
+
+    @pytest.mark.parametrize("which", ["q_proj", "v_proj", "o_proj"])
+    def test_a_hook_that_comes_and_goes(self, tiny, which):
+        model = tiny("llama")
+        assert all(found.exact for found in head_weights(model).values())
+        module = getattr(model.model.layers[1].self_attn, which)
+        handle = module.register_forward_hook(lambda module, args, output: output * output)
+        part = which[0]
+        assert [getattr(f, part).exact for f in head_weights(model).values()] == [True, False]
+        handle.remove()
+        assert all(found.exact for found in head_weights(model).values())
+
+    def test_head_matrices_need_floats(self, tiny):
+        model = tiny("llama")
+        site, *_ = attention_sites(model)
+        with pytest.raises(InputError, match=r"\(Int8\) holds no plain weight matrix"):
+            head_matrices(Int8(torch.nn.Linear(32, 32)), site)
+        with pytest.raises(InputError, match="must take 32 inputs"):
+            head_matrices(torch.nn.Linear(31, 32), site)
 
 
 def test_clipping_is_said(tiny, families):

@@ -45,6 +45,65 @@ def seen_by(model, run):
     return seen, result
 
 
+def leaving(model, names, run):
+    """What each named module gives, the first of what it gives where that is several."""
+    gave = {}
+
+    def keep(name, output):
+        gave[name] = (output[0] if isinstance(output, tuple) else output).detach()
+
+    handles = [
+        model.get_submodule(name).register_forward_hook(
+            lambda module, args, output, name=name: keep(name, output)
+        )
+        for name in names
+    ]
+    with torch.no_grad():
+        run()
+    for handle in handles:
+        handle.remove()
+    return gave
+
+
+class Adapted(torch.nn.Module):
+    """x W + b + (x A) B, with B = 0 where `trained` is off."""
+
+    def __init__(self, base, *, trained=True, first=False):
+        super().__init__()
+        self.base, self.first = base, first
+        (n_in, n_out) = base.in_features, base.out_features
+        self.a = torch.nn.Linear(n_in, 2, bias=False)
+        self.b = torch.nn.Linear(2, n_out, bias=False)
+        if not trained:
+            torch.nn.init.zeros_(self.b.weight)
+
+    def forward(self, x):
+        if self.first:
+            more = self.b(self.a(x))
+            return self.base(x) + more
+        return self.base(x) + self.b(self.a(x))
+
+
+class Tripled(torch.nn.Linear):
+    """3 x W."""
+
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+class Int8(torch.nn.Linear):
+    """A Linear that keeps its weight in 8 bits."""
+
+    def __init__(self, base):
+        super().__init__(base.in_features, base.out_features, bias=False)
+        self.scale = base.weight.detach().abs().max() / 127
+        weight = (base.weight.detach() / self.scale).round().to(torch.int8)
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+
+    def forward(self, x):
+        return x @ (self.weight.to(x.dtype) * self.scale).T
+
+
 def relative(a, b):
     """max |a − b| / max |b|."""
     return ((a - b).abs().max() / b.abs().max()).item()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -94,17 +95,24 @@ def test_prefill_is_what_the_flop_counter_counts(tiny, kind):
 def test_decoding_is_what_the_flop_counter_counts(tiny, kind):
     family, changes = SHAPES[kind]
     model = tiny(family, **changes)
-    skip_without_latent_cache(model)
     shapes = attention_shapes(model)
     with torch.no_grad():
         output = model(ids()[:, :-1], use_cache=True)
     given = "past_key_values" if getattr(output, "cache", None) is None else "cache"
-    step = {given: cache_of(output), "use_cache": True}
+    cache = cache_of(output)
+    expanded_in_cache = [
+        kept != layer
+        for kept, layer in zip(cached_shapes(shapes, cache), shapes.layers, strict=True)
+    ]
+    step = {given: cache, "use_cache": True}
     linear, products = count(model, lambda: model(ids()[:, -1:], **step))
     for i, (layer, name) in enumerate(zip(shapes.layers, attention_modules(model), strict=True)):
         alone = AttentionShapes((layer,))
         cost = decode_cost(alone, TOKENS, batch=BATCH, mla="expanded")
-        assert linear[name] == cost["qkv"].flops + cost["output"].flops
+        projections = cost
+        if expanded_in_cache[i]:  # each token's latent was projected up once, as in a prefill of it
+            projections = prefill_cost(alone, 1, batch=BATCH)
+        assert linear[name] == projections["qkv"].flops + projections["output"].flops
         assert products[2 * i : 2 * i + 2] == [cost["scores"].flops, cost["av"].flops]
 
 
@@ -113,12 +121,27 @@ def test_decoding_is_what_the_flop_counter_counts(tiny, kind):
 def test_cache_bytes_are_those_of_real_tensors(tiny, kind, length):
     family, changes = SHAPES[kind]
     model = tiny(family, **changes)
-    skip_without_latent_cache(model)
     with torch.no_grad():
         cache = cache_of(model(ids()[:, :length], use_cache=True))
     held = sum(part.nbytes for layer in cache.layers for part in (layer.keys, layer.values))
-    expected = cache_bytes(attention_shapes(model), length, batch=BATCH, dtype="fp32")
-    assert held == expected
+    kept = AttentionShapes(cached_shapes(attention_shapes(model), cache))
+    assert held == cache_bytes(kept, length, batch=BATCH, dtype="fp32")
+
+
+def test_either_cache_of_a_latent_is_recognised(tiny):
+    """Releases of transformers differ in what they keep; neither is taken for the other."""
+    shapes = attention_shapes(tiny("deepseek_v3"))
+    for kind, width in (("MLA", (16, 4)), ("MHA", (4 * 12, 4 * 6))):
+        layers = [
+            SimpleNamespace(keys=torch.zeros(BATCH, 1, 5, width[0]),
+                            values=torch.zeros(BATCH, 1, 5, width[1]))
+            for _ in shapes.layers
+        ]  # fmt: skip
+        found = cached_shapes(shapes, SimpleNamespace(layers=layers))
+        assert found == cache_variants(shapes)[kind].layers
+    layers[0].keys = layers[0].keys[..., :-1]
+    with pytest.raises(AssertionError, match="neither"):
+        cached_shapes(shapes, SimpleNamespace(layers=layers))
 
 
 def test_expanded_keys_and_values_are_the_what_if_of_a_latent(tiny):
@@ -138,10 +161,19 @@ def cache_of(output):
     return output.past_key_values if cache is None else cache
 
 
-def skip_without_latent_cache(model):
-    attention = model.get_submodule(attention_modules(model)[0])
-    if model.config.model_type == "deepseek_v3" and not hasattr(attention, "expand_kv"):
-        pytest.skip("this release of transformers caches expanded keys and values")
+def cached_shapes(shapes, cache):
+    """Each layer's own shape; with a latent, that of the numbers per token its cache holds."""
+    kept = []
+    expanded = cache_variants(shapes)["MHA"].layers
+    for layer, wide, held in zip(shapes.layers, expanded, cache.layers, strict=True):
+        if layer.latent is None:
+            kept.append(layer)
+            continue
+        numbers = sum(part.numel() // (BATCH * part.shape[-2]) for part in (held.keys, held.values))
+        ways = {layer.cache_width: layer, wide.cache_width: wide}
+        assert numbers in ways, f"{numbers} per token: neither the latent nor what it expands to"
+        kept.append(ways[numbers])
+    return tuple(kept)
 
 
 @pytest.mark.parametrize("family", [one for one in FAMILIES if one not in SEQ2SEQ_FAMILIES])

@@ -13,10 +13,18 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from headatlas.circuits.cost import totals
 from headatlas.circuits.cost.devices import Device, find_device
 from headatlas.circuits.cost.kv_cache import cache_bytes
 from headatlas.circuits.cost.report import CostReport, cost
-from headatlas.circuits.cost.shapes import AttentionShapes, LatentShape, LayerShape, uniform_shapes
+from headatlas.circuits.cost.shapes import (
+    MOST,
+    MOST_LAYERS,
+    AttentionShapes,
+    LatentShape,
+    LayerShape,
+    uniform_shapes,
+)
 from headatlas.circuits.cost.show import show_cost, si
 from headatlas.interp.errors import InputError
 
@@ -168,6 +176,72 @@ def test_refusals():
             act()
 
 
+ALL = {"seq_len": MOST, "batch": MOST}
+
+
+def test_the_largest_numbers_still_give_a_report(tmp_path):
+    latent = LatentShape(MOST, MOST - 1, MOST)
+    layer = LayerShape(MOST, MOST, MOST, MOST, MOST, MOST, latent=latent)
+    shapes = AttentionShapes((layer,) * 100)
+    for mla in ("absorbed", "expanded"):
+        for exact in (False, True):
+            report = cost(shapes, mla=mla, exact=exact, dtype="fp32", device="l4", **ALL)
+            assert report.table()["time_ms"].map(math.isfinite).all()
+    assert max(map(len, printed(report).splitlines())) <= 80
+    for suffix in ("json", "parquet"):
+        report.save(tmp_path / f"cost.{suffix}")
+
+
+@pytest.mark.usefixtures("as_users_call")
+def test_absurd_numbers_are_refused():
+    shape = LayerShape(64, 8, 2, 8, 8)
+    for act, text in (
+        (lambda: cost(LARGE, seq_len=10**200), "seq_len must be a whole number from 1 to 1,099"),
+        (lambda: cost(LARGE, batch=10**5000), "got an integer of more than 30 digits"),
+        (lambda: uniform_shapes(10**9, d_model=8, n_heads=2), "layers must be .* to 10,000"),
+        (lambda: AttentionShapes((shape,) * (MOST_LAYERS + 1)), "number of layers"),
+        (lambda: LayerShape(2**40, 8, 2, 8, 8), "d_model must be"),
+        (lambda: LatentShape(2**40, 8), "d_latent must be"),
+        (lambda: replace(shape, causal="no"), "causal must be True or False; got 'no'"),
+        (lambda: replace(shape, causal=1), "causal must be"),
+        (lambda: replace(shape, latent=5), "latent must be"),
+        (lambda: CostReport(MIXED, 1, 1, "fp16", find_device("l4"), exact="no"), "exact must be"),
+    ):
+        with pytest.raises(InputError, match=text):
+            act()
+
+
+@pytest.mark.usefixtures("as_users_call")
+@pytest.mark.parametrize(
+    "rate",
+    [0, 0.0, -1.0, math.nan, math.inf, 1e-300, pytest.param(10**5000, id="huge"), True, "3"],
+)
+def test_rates_that_no_device_has(rate):
+    for flops, bandwidth in (({"fp16": 1e12}, rate), ({"fp16": rate}, 1e12)):
+        with pytest.raises(InputError, match=r"a number per second from 1 to 1e\+30; got"):
+            Device("an abacus", flops, bandwidth)
+
+
+def test_each_shape_is_counted_once(monkeypatch):
+    """A report of many layers takes as long as one of a few."""
+    seen = []
+    count = totals.layer_cost
+    monkeypatch.setattr(
+        totals, "layer_cost", lambda layer, *rest: seen.append(layer) or count(layer, *rest)
+    )
+    deep = AttentionShapes(MIXED.layers * (MOST_LAYERS // 2))
+    report = cost(deep, seq_len=100)
+    for _ in range(3):
+        assert len(report.table()) == 2 * 6 * (MOST_LAYERS + 1)
+        assert report.prefill is report.prefill
+        assert report.decode is report.decode
+    assert len(seen) == 2 * 2 * 2  # prefill and decode, of all layers and of each shape
+    assert report.prefill.flops == MOST_LAYERS // 2 * cost(MIXED, seq_len=100).prefill.flops
+    own = report.table()
+    own["flops"] = 0  # of a copy
+    assert report.table()["flops"].min() > 0
+
+
 def test_a_device_of_ones_own():
     slow = Device("an abacus", {"fp16": 1.0}, 1e30)
     report = CostReport(MIXED, 10, 1, "fp16", slow)
@@ -203,6 +277,9 @@ WRONG = [
     ([*NUMBERS, "--dtype", "int3"], "known: fp32, fp16, bf16, fp8"),
     ([*NUMBERS, "--mla", "never"], "'absorbed' or 'expanded'"),
     ([*NUMBERS, "--seq-len", 0], "--seq-len"),
+    ([*NUMBERS, "--seq-len", 10**200], "--seq-len"),
+    ([*NUMBERS, "--layers", 10**9], "--layers"),
+    ([*NUMBERS, "--layers", 10_001], "--layers"),
     ([*NUMBERS, "--layers", "many"], "--layers"),
     ([*NUMBERS, "-o", "cost.xlsx"], ".json, .csv or .parquet"),
     (["no-such-model"], "no-such-model"),
