@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,11 @@ import pandas as pd
 from ..interp.errors import InputError
 from ..interp.heads import HeadId
 from .atlas_file import META, read_atlas, with_natural, write_atlas
+from .atlas_tables import check_table
 from .card import HeadCard
 from .grade import GRADES
+
+_ADDRESS = ["site", "layer", "head"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +35,8 @@ class HeadAtlas:
         versions: of this package, torch, transformers and Python.
         settings: everything needed to run it again, the seed included.
         null_check: what permuted labels were graded, if that was asked for.
+        tables: what else is known of the model, by name: `causal` (effects of ablation), `ov`
+            (scores of the weights), `composition`, …; cards print a head's rows of them.
 
     Example:
         >>> import headatlas as ha
@@ -45,6 +50,7 @@ class HeadAtlas:
     versions: dict[str, str]
     settings: dict[str, Any]
     null_check: pd.DataFrame | None = field(default=None, repr=False)
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict, repr=False)
 
     def heads(self, kind: str, grade: str = "weak") -> list[HeadId]:
         """Heads of a kind with at least the given grade, largest excess first.
@@ -124,7 +130,7 @@ class HeadAtlas:
         return self.n_heads
 
     def __iter__(self) -> Iterator[HeadId]:
-        places = self.rows[["site", "layer", "head"]].drop_duplicates()
+        places = self.rows[_ADDRESS].drop_duplicates()
         return iter(sorted(_address(row) for _, row in places.iterrows()))
 
     def __contains__(self, head: object) -> bool:
@@ -135,18 +141,70 @@ class HeadAtlas:
 
     def __getitem__(self, head: str | HeadId) -> HeadCard:
         address = HeadId.parse(head)
-        rows = self.rows
-        own = _only(
-            rows,
-            (rows["site"] == address.site)
-            & (rows["layer"] == address.layer)
-            & (rows["head"] == address.head),
-        )
+        own = _of(self.rows, address)
         if own.empty:
             raise InputError(
                 f"no head {address} in this atlas of {len(self)} heads; the last is {[*self][-1]}."
             )
-        return HeadCard(address, own)
+        return HeadCard(address, own, self._about(address))
+
+    def with_table(self, name: str, rows: Any) -> HeadAtlas:
+        """A copy that carries a further table, in place of one of that name.
+
+        Args:
+            name: an identifier, such as `ov`.
+            rows: a DataFrame of plain cells, or a value with such `rows`. Where a head is named,
+                in the columns site, layer and head, the head's card shows the row.
+
+        Raises:
+            InputError: the name or a cell cannot be kept in a file.
+
+        Example:
+            >>> import headatlas as ha
+            >>> atlas = ha.classify(*ha.load("tiny"), kinds="offset", prompts=16, seq_len=64)
+            >>> atlas.with_table("mine", [{"site": "", "layer": 0, "head": 1, "x": 2.0}])["L0H1"]
+            L0H1: ...
+              mine: x 2.000
+        """
+        table = check_table(name, getattr(rows, "rows", rows))
+        return replace(self, tables={**self.tables, name: table})
+
+    def with_evidence(self, effects: Any) -> HeadAtlas:
+        """A copy whose labels say whether ablating the head does what they predict.
+
+        Args:
+            effects: what `causal_effects` gives, or its `rows`: they name site, layer, head, kind
+                and evidence.
+
+        Raises:
+            InputError: the rows lack one of these, or are of heads or kinds without a label here.
+        """
+        atlas = self.with_table("causal", effects)
+        given = atlas.tables["causal"]
+        keys = [*_ADDRESS, "kind"]
+        missing = [column for column in (*keys, "evidence") if column not in given]
+        if missing:
+            raise InputError(
+                f"effects have no column {missing[0]}; pass what causal_effects gives."
+            )
+        found = {tuple(row[:-1]): row[-1] for row in given[[*keys, "evidence"]].to_numpy(object)}
+        own = [tuple(row) for row in self.rows[keys].to_numpy(object)]
+        unknown = found.keys() - set(own)
+        if unknown:
+            site, layer, head, kind = min(unknown)
+            raise InputError(
+                f"the effects are of {HeadId(site, layer, head)} as {kind}, which this atlas did "
+                "not score; they belong to another atlas."
+            )
+        evidence = [
+            found.get(key, old) for key, old in zip(own, self.rows["evidence"], strict=True)
+        ]
+        return replace(atlas, rows=self.rows.assign(evidence=evidence))
+
+    def _about(self, head: HeadId) -> dict[str, pd.DataFrame]:
+        """The rows of the further tables that are about one head."""
+        about = {name: _of(own, head) for name, own in self.tables.items() if "layer" in own}
+        return {name: own for name, own in about.items() if len(own)}
 
     def _check_kind(self, kind: str) -> None:
         if kind not in self.kinds:
@@ -185,7 +243,9 @@ class HeadAtlas:
             InputError: another suffix, the folder cannot be written to, or `model` or `settings`
                 lack what a reader needs.
         """
-        return write_atlas(self.rows, self._meta(), self.null_check, Path(path))
+        return write_atlas(
+            self.rows, self._meta(), Path(path), null_check=self.null_check, tables=self.tables
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> HeadAtlas:
@@ -194,8 +254,7 @@ class HeadAtlas:
         Raises:
             InputError: the file is missing, is not an atlas, or is of another schema.
         """
-        rows, meta, null_check = read_atlas(Path(path))
-        return cls(rows, **meta, null_check=null_check)
+        return cls(**read_atlas(Path(path)))
 
     def _meta(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in META}
@@ -209,6 +268,12 @@ def _at_least(grade: str) -> tuple[str, ...]:
 
 def _only(rows: pd.DataFrame, condition: Any) -> pd.DataFrame:
     return rows.loc[condition, :]
+
+
+def _of(rows: pd.DataFrame, head: HeadId) -> pd.DataFrame:
+    """The rows of one head."""
+    place = (rows["site"] == head.site) & (rows["layer"] == head.layer)
+    return _only(rows, place & (rows["head"] == head.head))
 
 
 def _address(row: Any) -> HeadId:

@@ -22,7 +22,7 @@ COLUMNS = (
 """Fields of a row, in order; `details` holds whatever else a kind has to say."""
 
 META = ("model", "versions", "settings")
-"""What stands beside the rows, each an object; `null_check` may follow, a list of objects."""
+"""What stands beside the rows, each an object; `null_check`, a list, and `tables` may follow."""
 
 NULL_CHECK_COLUMNS = (
     "draw", "prompts", "kinds", "mean_score", "mean_expected", "false_labels", "p_values",
@@ -33,7 +33,8 @@ NUMBERS = ("score", "expected", "excess", "low", "high")
 """Fields of a row that are masses or differences of masses; null where no row was scored."""
 
 _COUNTS = ("layer", "head", "n")
-_SITES = ("", "enc", "dec", "cross")
+SITES = ("", "enc", "dec", "cross")
+"""Stacks that a head's address may name."""
 _LARGEST = 1e6  # masses are at most 1; anything near this is no atlas
 
 
@@ -45,6 +46,20 @@ def printable(text: str) -> str:
         'folder�[31m'
     """
     return "".join(char if char.isprintable() else "\ufffd" for char in text)
+
+
+def is_kind_name(name: Any) -> bool:
+    """Whether it can name a kind: lower-case identifiers joined by dots.
+
+    Example:
+        >>> is_kind_name("syntactic.nsubj.to_head"), is_kind_name("Induction")
+        (True, False)
+    """
+    return (
+        isinstance(name, str)
+        and name == name.lower()
+        and all(part.isidentifier() for part in name.split("."))
+    )
 
 
 def check_head(head: Any) -> None:
@@ -127,10 +142,8 @@ def _check_row(row: dict[str, Any]) -> None:
         and not isinstance(row["legacy"], bool),
         "a layer, head or n that is not a whole number": not whole,
         "a layer or head beyond 9999": whole and max(row["layer"], row["head"]) > 9999,
-        f"a site that is none of {_SITES}": row["site"] not in _SITES,
-        "a kind that is not a name": not (
-            isinstance(row["kind"], str) and row["kind"].isidentifier()
-        ),
+        f"a site that is none of {SITES}": row["site"] not in SITES,
+        "a kind that is not a name": not (is_kind_name(row["kind"])),
         "evidence that is not a text": not _is_text(row["evidence"]),
         "a score, expected, excess, low or high that is not a number": not numbers,
         "a low above its high": numbers and row["low"] > row["high"],

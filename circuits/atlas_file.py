@@ -22,6 +22,7 @@ from .atlas_check import (
     check_null_check,
     check_rows,
 )
+from .atlas_tables import check_tables
 
 __all__ = ["COLUMNS", "META", "NATURAL", "NULL_CHECK_COLUMNS", "SCHEMA_VERSION"]
 
@@ -55,7 +56,12 @@ def check_suffix(path: Path) -> None:
 
 
 def write_atlas(
-    rows: pd.DataFrame, meta: Mapping[str, Any], null_check: pd.DataFrame | None, path: Path
+    rows: pd.DataFrame,
+    meta: Mapping[str, Any],
+    path: Path,
+    *,
+    null_check: pd.DataFrame | None = None,
+    tables: Mapping[str, pd.DataFrame] | None = None,
 ) -> Path:
     """Write rows and what stands beside them; the suffix picks the format.
 
@@ -68,6 +74,9 @@ def write_atlas(
     head = {"schema_version": SCHEMA_VERSION, **{name: _plain(meta[name]) for name in META}}
     if null_check is not None:
         head["null_check"] = _plain(null_check.to_dict("records"))
+    if tables:
+        checked = check_tables(tables)
+        head["tables"] = {name: _plain(own.to_dict("records")) for name, own in checked.items()}
     check_head(head)
     with atomic_write(path) as partial:
         write[path.suffix.lower()](rows.loc[:, list(COLUMNS)], head, partial)
@@ -99,11 +108,11 @@ def _flat(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def read_atlas(path: Path) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame | None]:
+def read_atlas(path: Path) -> dict[str, Any]:
     """Read what `write_atlas` wrote as JSON or Parquet, and check every field.
 
     Returns:
-        The rows, the objects of `META` by name, and the check of the null if there is one.
+        The fields of a `HeadAtlas` by name.
 
     Raises:
         InputError: the file is missing, is not an atlas, or is of another schema.
@@ -116,8 +125,12 @@ def read_atlas(path: Path) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame |
     try:
         head, rows = readers[path.suffix.lower()](path)
         check_head(head)
-        frame, null_check = check_rows(rows), check_null_check(head.get("null_check"))
-        return frame, {name: head[name] for name in META}, null_check
+        return {
+            "rows": check_rows(rows),
+            **{name: head[name] for name in META},
+            "null_check": check_null_check(head.get("null_check")),
+            "tables": check_tables(head.get("tables")),
+        }
     except InputError as error:
         raise InputError(f"{str(path)!r} is not an atlas: {error}") from None
     except (ValueError, TypeError, KeyError, OSError, RecursionError, OverflowError) as error:

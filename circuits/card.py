@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -21,10 +22,12 @@ class HeadCard:
     Args:
         head: the head's address.
         rows: its rows of the atlas, one per kind.
+        tables: its rows of the atlas's further tables, by name.
     """
 
     head: HeadId
     rows: pd.DataFrame
+    tables: Mapping[str, pd.DataFrame] = field(default_factory=dict)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -43,7 +46,10 @@ class HeadCard:
     def __repr__(self) -> str:
         labels = ", ".join(f"{kind} ({grade})" for kind, grade in self.labels.items())
         lines = [f"{self.head}: {labels or 'no label'}"]
-        return "\n".join([*lines, *map(_card_line, self.rows.to_dict("records"))])
+        lines += map(_card_line, self.rows.to_dict("records"))
+        for name, table in self.tables.items():
+            lines += [f"  {name}: {_plain_line(row)}" for row in table.to_dict("records")]
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(repr(self))}</pre>"
@@ -63,6 +69,18 @@ def _card_line(row: dict[str, Any]) -> str:
         line += f"; {companion} {_number(value)}"
     legacy = {True: "yes", False: "no", None: "–"}[row["legacy"]]
     return f"{line}; grade {row['grade']}; legacy {legacy}; evidence {row['evidence']}"
+
+
+def _plain_line(row: dict[str, Any]) -> str:
+    """A row of a further table: its columns but the address, in words."""
+    shown = {name: value for name, value in row.items() if name not in ("site", "layer", "head")}
+    return ", ".join(f"{name} {_cell(value)}" for name, value in shown.items())
+
+
+def _cell(value: Any) -> str:
+    if value is None or isinstance(value, float):
+        return _number(value)
+    return str(value)
 
 
 def _excess(numbers: dict[str, Any]) -> str:
