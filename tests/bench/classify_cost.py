@@ -13,13 +13,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import importlib.metadata
 import json
 import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -190,23 +191,8 @@ def _line(row: dict) -> str:
     )
 
 
-def main() -> None:
-    """Run the benchmark and print its table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 2048])
-    parser.add_argument("--kinds", nargs="+", default=["natural", "repeated"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--others", type=int, nargs="*", default=[1024], help="lengths for peers")
-    parser.add_argument("--threads", type=int, default=1, help="threads that wait burn CPU time")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--memory", nargs=3, metavar=("KIND", "LENGTH", "NAME"))
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    if options.memory:
-        kind, length, name = options.memory
-        print(_measure_memory(kind, int(length), name))
-        return
-    rows = []
+def measure(options: argparse.Namespace) -> Iterator[dict]:
+    """One row per contender, length and text."""
     for length in options.lengths:
         for kind in options.kinds:
             groups = [((*ALWAYS, EAGER[0]), options.rounds)]
@@ -216,17 +202,70 @@ def main() -> None:
                 times = cpu_ratios(length, kind, names, rounds)
                 for name in names if names[1] == ALWAYS[1] else names[1:]:
                     row = {"tokens": length, "text": kind, "contender": name, **times[name]}
-                    row["peak_mib"] = peak_memory(length, kind, name)
-                    rows.append(row)
-                    print(_line(row), flush=True)
+                    yield row | {"peak_mib": peak_memory(length, kind, name)}
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[256, 1024, 2048])
+    parser.add_argument("--kinds", nargs="+", default=["natural", "repeated"])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--others", type=int, nargs="*", default=[1024], help="lengths for peers")
+    parser.add_argument("--threads", type=int, default=1, help="threads that wait burn CPU time")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--memory", nargs=3, metavar=("KIND", "LENGTH", "NAME"))
+    return parser.parse_args(arguments)
+
+
+def markdown(arguments: list[str] | None = None) -> str:
+    """The table: ratios of CPU time by length, natural / repeated text, and peak memory at 1,024."""
+    options = _options(arguments or [])
+    torch.set_num_threads(options.threads)
+    rows = list(measure(options))
+    cells = {(row["contender"], row["tokens"], row["text"]): row for row in rows}
+    lengths = [f"{length:,}" for length in options.lengths]
+    lines = [f"| contender | {' | '.join(lengths)} | peak MiB |", "|---" * (len(lengths) + 2) + "|"]
+    plain = cells[PLAIN, 1024, "natural"]["peak_mib"]
+    for name in (*ALWAYS[1:], *EAGER, *LENS):
+        ratios = [
+            " / ".join(_ratio(cells.get((name, length, kind))) for kind in options.kinds)
+            for length in options.lengths
+        ]
+        peak = cells[name, 1024, "natural"]["peak_mib"]
+        lines.append(f"| {name} | {' | '.join(ratios)} | {peak:.0f} |")
+    versions = ", ".join(f"{name} {value}" for name, value in _machine(options).items())
+    return "\n".join([*lines, f"\nPlain forward: {plain:.0f} MiB. {versions}."])
+
+
+def _ratio(row: dict | None) -> str:
+    return "–" if row is None else f"{row['ratio']:.2f}"
+
+
+def _machine(options: argparse.Namespace) -> dict[str, str]:
+    lens = importlib.metadata.version("transformer-lens")
+    return {
+        "Python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "transformer-lens": lens,
+        "threads": str(options.threads),
+    }
+
+
+def main() -> None:
+    """Run the benchmark and print its rows."""
+    options = _options(sys.argv[1:])
+    torch.set_num_threads(options.threads)
+    if options.memory:
+        kind, length, name = options.memory
+        print(_measure_memory(kind, int(length), name))
+        return
+    rows = []
+    for row in measure(options):
+        rows.append(row)
+        print(_line(row), flush=True)
     if options.out:
-        machine = {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "threads": options.threads,
-        }
-        options.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))
+        options.out.write_text(json.dumps({"machine": _machine(options), "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ simultaneous interval lies above 0.
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -21,13 +23,8 @@ from headatlas.circuits.null_check import check_null
 from headatlas.interp.probes import natural_prompts, random_prompts, token_pool
 
 
-def main() -> None:
-    """Score once, grade every group and draw, print one line per prompt set."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", nargs="?", default="smollm2-135m")
-    for name, value in (("documents", 192), ("length", 96), ("groups", 8), ("draws", 10)):
-        parser.add_argument(f"--{name}", type=int, default=value)
-    options = parser.parse_args()
+def rows(options: argparse.Namespace) -> Iterator[str]:
+    """One row of the table per prompt set."""
     torch.set_num_threads(1)
     model, tokenizer = ha.load(options.model)
     size = (options.documents, options.length)
@@ -54,12 +51,28 @@ def main() -> None:
         false = sum(int((check["false_labels"] > 0).sum()) for check in checks)
         p = np.stack([np.stack(list(check["p_values"])) for check in checks])
         worst = min(stats.kstest(p[:, 0, h], "uniform").pvalue for h in range(p.shape[2]))
-        print(
-            f"{prompts.name:8} {kinds:36} false labels in {false} of {p.shape[0] * p.shape[1]} "
-            f"groups × draws; p < .05: {(p < 0.05).mean():.2%}, p < .01: {(p < 0.01).mean():.2%}; "
-            f"smallest KS p {worst:.5f} × {p.shape[2]} = {worst * p.shape[2]:.2f}"
+        yield (
+            f"| {prompts.name} ({kinds.replace(',', ', ')}) | {false} of {p.shape[0] * p.shape[1]} "
+            f"| {100 * (p < 0.05).mean():.1f} % | {100 * (p < 0.01).mean():.1f} % "
+            f"| {worst:.4f} ({min(1, worst * p.shape[2]):.2f}) |"
         )
 
 
+def markdown(arguments: list[str] | None = None) -> str:
+    """The table, with what it was measured on."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", default="smollm2-135m")
+    for name, value in (("documents", 192), ("length", 96), ("groups", 8), ("draws", 10)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    options = parser.parse_args(arguments or [])
+    head = (
+        f"{options.model}: {options.documents} documents of {options.length} tokens per set in "
+        f"{options.groups} disjoint groups, {options.draws} draws each, all heads:\n\n"
+        "| prompts | groups × draws with any false label | p < .05 | p < .01 "
+        "| smallest KS p (× hypotheses) |\n|---|---|---|---|---|"
+    )
+    return "\n".join([head, *rows(options)])
+
+
 if __name__ == "__main__":
-    main()
+    print(markdown(sys.argv[1:]))
