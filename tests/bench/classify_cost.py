@@ -218,7 +218,7 @@ def _options(arguments: list[str]) -> argparse.Namespace:
 
 
 def markdown(arguments: list[str] | None = None) -> str:
-    """The table: ratios of CPU time by length, natural / repeated text, and peak memory at 1,024."""
+    """The table: ratios of CPU time by length, natural / repeated, and peak memory at 1,024."""
     options = _options(arguments or [])
     torch.set_num_threads(options.threads)
     rows = list(measure(options))
