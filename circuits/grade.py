@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from ..interp.errors import InputError
 
-GRADES = ("none", "ambiguous", "weak", "strong")
-"""From least to most."""
+GRADES = ("none", "insufficient", "ambiguous", "weak", "strong")
+"""From least to most; *insufficient* is a kind of which too few instances were seen to judge."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -88,6 +88,9 @@ def attach(
     `contextvars.copy_context().run` to take the block along, or attach in the thread, without
     arguments for the plain model.
 
+    Under `torch.autocast` q, k and v come in its dtype, as attention would take them; edits and
+    observers run with it off, so that what they compute is not rounded further.
+
     A model in training mode runs with dropout, as without the block; `call.pattern` is the pattern
     before dropout, z comes after it.
 
@@ -101,11 +104,10 @@ def attach(
 
     Raises:
         InputError: an observer that is no function, an edit that is no `Edit` or names a site that
-            the model does not have; the model cannot
-            be hooked faithfully (see `attention_sites`), or it passes its attention a keyword whose
-            effect is unknown; when it runs under gradient checkpointing,
-            or as a copy made inside the block; on exit, when its attention implementation was
-            changed inside the block.
+            the model does not have; the model cannot be hooked faithfully (see `attention_sites`),
+            or it passes its attention a keyword whose effect is unknown; it runs under gradient
+            checkpointing, or as a copy made inside the block; on exit, its attention
+            implementation was changed inside the block.
 
     Example:
         >>> import torch
@@ -209,7 +211,7 @@ def _attention(
         refuse_checkpointing([frame.model for frame, _ in views])
     name = views[-1][1].module if views else type(module).__name__
     refuse_unknown(name, rest)
-    query, key, value = _same_batch(query, key, value)
+    query, key, value = _same_dtype(*_same_batch(query, key, value))
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     mask, bias = read_mask(attention_mask, query, key, causal=bool(causal))
     bias = _sum(bias, position_bias, query.shape[2], key.shape[2])
@@ -221,13 +223,18 @@ def _attention(
     where = where() if stack in ("dec", "cross") else where  # there calls depend on one another
     call = AttentionCall(site, query, key, value, mask, scores, where)
     edits = [(edit, site) for frame, site in views for edit in frame.edits if edit.acts_at(site)]
-    call.compute(edits, dropout=dropout if module.training else 0.0)
+    with _autocast_off(query.device):
+        call.compute(edits, dropout=dropout if module.training else 0.0)
+        _show(call, views)
+        wanted = output_attentions or _pattern_wanted()
+        return call.z.transpose(1, 2).contiguous(), call.pattern if wanted else None
+
+
+def _show(call: AttentionCall, views: Sequence[tuple[Frame, Site]]) -> None:
     for frame, site in views:
         shown = copy.copy(call).at(site)
         for observer in frame.observers:
             observer(shown)
-    wanted = output_attentions or _pattern_wanted()
-    return call.z.transpose(1, 2).contiguous(), call.pattern if wanted else None
 
 
 def _refuse_unseen(module: nn.Module) -> None:
@@ -265,6 +272,25 @@ def _same_batch(*tensors: Tensor) -> list[Tensor]:
     """Expand a batch of one (learned queries) to that of the others."""
     batch = max(t.shape[0] for t in tensors)
     return [t if t.shape[0] == batch else t.expand(batch, -1, -1, -1) for t in tensors]
+
+
+def _autocasts(device: torch.device) -> bool:
+    kind = device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+
+
+def _same_dtype(*tensors: Tensor) -> list[Tensor]:
+    """What autocast makes of an attention's inputs: RoPE leaves q and k wider than v."""
+    device = tensors[0].device
+    if not _autocasts(device):
+        return list(tensors)
+    narrow = torch.get_autocast_dtype(device.type)
+    return [t if t.dtype == torch.float64 else t.to(narrow) for t in tensors]
+
+
+def _autocast_off(device: torch.device) -> AbstractContextManager[Any]:
+    """For what follows its casts: left on, it would round scores and statistics as well."""
+    return torch.autocast(device.type, enabled=False) if _autocasts(device) else nullcontext()
 
 
 def _pattern_wanted() -> bool:

@@ -55,6 +55,11 @@ class Cache(Mapping[str, Tensor]):
             raise InputError(f"{full!r} was not captured. {what_exists(self._tensors, full)}")
         return self._tensors[full]
 
+    def n_bytes(self, name: str) -> int:
+        """The size of a tensor in bytes; one in a file is not read for it."""
+        known = getattr(self._tensors, "n_bytes", None)
+        return self[name].nbytes if known is None else known(name)
+
     def __contains__(self, name: object) -> bool:
         full = _full(name)
         return full is not None and full in self._tensors

@@ -93,8 +93,9 @@ def capture(
             predicate on full names.
         layers: keep these layers only.
         heads: keep these heads only, and only their layers.
-        rows: keep these query positions only (columns of the ids, negative ones from the end), of
-            everything but k, rot_k and v. Patterns and scores are not computed for other rows.
+        rows: keep these query positions only, of everything but k, rot_k and v: columns of the
+            ids, padding included; negative ones count from the last column, which must then be a
+            token of every sequence. Patterns and scores are not computed for other rows.
         prepend_bos: whether texts start with a BOS token; None leaves it to the tokenizer.
         edits: changes to make on the way, as in `attach`.
         decoder_ids: what the decoder of an encoder-decoder model reads [batch, pos]; by default
@@ -132,7 +133,7 @@ def capture(
     own = None if inputs.decoder_ids is None else inputs.decoder_ids.shape[1]
     length = inputs.ids.shape[1]
     lengths = Lengths(len(inputs), length, length if own is None else own)
-    places = _check_rows(rows, wanted, lengths)
+    places = _check_rows(rows, wanted, lengths, inputs.mask)
     reader = Reader(model, wanted, rotary=rotary, rows=places)
     specs = [Spec(w.name, reader.shape(w, lengths), model.dtype) for w in wanted]
     where = "to memory" if save is None else f"to {str(save)!r}"
@@ -229,7 +230,7 @@ def _usable(device: torch.device | str) -> torch.device:
 
 
 def _check_rows(
-    rows: Integers | None, wanted: Sequence[Wanted], lengths: Lengths
+    rows: Integers | None, wanted: Sequence[Wanted], lengths: Lengths, mask: Tensor
 ) -> tuple[int, ...] | None:
     """The rows asked for, counted from the front."""
     if rows is None:
@@ -242,6 +243,12 @@ def _check_rows(
             raise InputError(f"rows must be query positions 0 to {shortest - 1}; got {row}.")
         if row < 0 and not same:
             raise InputError(f"row {row} counts from the end, but the stacks differ in length.")
+        if row < 0 and not bool(mask[:, -1].all()):
+            short = int(mask[:, -1].int().argmin())
+            raise InputError(
+                f"row {row} counts from the last column, which is padding in sequence {short}. "
+                "Name columns counted from 0, or pad on the left."
+            )
         chosen.append(row % shortest)
     if not chosen:
         raise InputError("rows is empty. Name at least one position, or pass None for all.")

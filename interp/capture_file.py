@@ -32,6 +32,7 @@ _CODES = {
     torch.int64: "I64",
     torch.bool: "BOOL",
 }
+_SIZES = {code: dtype.itemsize for dtype, code in _CODES.items()}
 
 
 @dataclass(frozen=True)
@@ -183,6 +184,11 @@ class _Stored(Mapping[str, Tensor]):
         if name not in self.known:
             raise KeyError(name)
         return self.file.get_tensor(name)
+
+    def n_bytes(self, name: str) -> int:
+        """The size of a tensor in bytes, without reading it."""
+        part = self.file.get_slice(name)
+        return math.prod(part.get_shape()) * _SIZES[part.get_dtype()]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.names)

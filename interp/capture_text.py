@@ -82,7 +82,7 @@ def text_from_json(
         mask=mask,
         heads=None if heads is None else tuple(map(HeadId.parse, heads)),
         rows=_optional(known["rows"], int),
-        decoder_length=known["decoder_length"],
+        decoder_length=known.get("decoder_length"),  # the first files do not say it
     )
     own = text.decoder_length
     if own is not None and (type(own) is not int or own < 1):
@@ -107,7 +107,9 @@ def _check_shape(text: Text, name: str, part: re.Match[str], shape: tuple[int, .
     stack, kind = part[1] or "", part[3]
     batch, length = text.token_ids.shape
     if stack in ("dec", "cross") and text.decoder_length is None:
-        raise ValueError(f"{name} is of a decoder, but decoder_length is missing")
+        raise ValueError(
+            f"{name} is of a decoder, whose decoder_length it does not say; capture it again"
+        )
     decoder = text.decoder_length or length
     queries, keys = decoder if stack in ("dec", "cross") else length, length
     if stack == "dec":

@@ -44,9 +44,29 @@ def load_config(source: str | os.PathLike[str]) -> Any:
 
 
 def _fetch(name: str) -> Path:
+    """The folder of a hub model's config.json, downloaded when it is not there yet."""
     from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
-    return Path(hf_hub_download(name, "config.json")).parent
+    with _hub_silent():
+        try:
+            return Path(hf_hub_download(name, "config.json")).parent
+        except LocalEntryNotFoundError as error:  # what it raises at last when nothing answered
+            reason = "it cannot be reached, and no copy of the config is kept here"
+            raise ConnectionError(reason) from error
+
+
+@contextmanager
+def _hub_silent() -> Iterator[None]:
+    """Keep the hub's client from logging each of its attempts: their end is what counts."""
+    from huggingface_hub.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _from_folder(folder: Path, name: str) -> Any:

@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, SupportsIndex
 
 from jaxtyping import Float
 from torch import Tensor
 
 from .errors import InputError
+from .heads import HeadId
 from .sites import Site
 
 
@@ -36,6 +40,13 @@ class Reading:
         if self.folded:
             return f"the input of {self.norm}, divided by its size"
         return f"the output of {self.norm}"
+
+    @property
+    def described(self) -> str:
+        """What it is, and whether a norm is folded into the matrix."""
+        if self.norm is None:
+            return str(self)
+        return f"{self} (norm {'' if self.folded else 'not '}folded in)"
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,31 +169,70 @@ class HeadWeights:
 
     @property
     def statement(self) -> str:
-        """In a sentence each: which maps are not exactly linear and why, and what follows them."""
-        said = []
-        for name, part in (("W_Q", self.q), ("W_K", self.k), ("W_V", self.v), ("W_O", self.o)):
+        """In sentences: what each map reads, which are not exactly linear and why, what follows."""
+        maps = {"W_Q": self.q, "W_K": self.k, "W_V": self.v}
+        readers: dict[str, list[str]] = {}
+        for name, part in maps.items():
+            if part.reads:
+                reads = " and, below it, ".join(reading.described for reading in part.reads)
+                readers.setdefault(reads, []).append(name)
+        said = [f"{_listed(names)} {_reads(names)} {reads}." for reads, names in readers.items()]
+        if self.o.reads:
+            said.append(f"W_O reads z, {self.o.reads[0]}.")
+        for name, part in (*maps.items(), ("W_O", self.o)):
             said += [f"{name}: {text}." for text in (part.inexact, part.remarks) if text]
-        return " ".join(said) or "All maps are exact."
+        return " ".join([*said, *(["All maps are exact."] if self.exact else [])])
 
-    def head(self, head: int) -> OneHead:
-        """The matrices of query head `head`, with its key-value head resolved.
+    def head(self, head: SupportsIndex | str | HeadId) -> OneHead:
+        """The matrices of one query head, with its key-value head resolved.
+
+        Args:
+            head: its number, or its address, such as `"L10H3"`, which must be of this layer.
 
         Raises:
             InputError: the site has no such head, or a map was not found.
         """
+        index = self._index(head)
         site = self.site
-        if not 0 <= head < site.n_heads:
-            raise InputError(f"{site.module} has heads 0 to {site.n_heads - 1}; got {head}.")
-        kv = head * site.n_kv_heads // site.n_heads
+        kv = index * site.n_kv_heads // site.n_heads
         b_Q, b_K, b_V = (
             None if bias is None else bias[i]
-            for bias, i in ((self.b_Q, head), (self.b_K, kv), (self.b_V, kv))
+            for bias, i in ((self.b_Q, index), (self.b_K, kv), (self.b_V, kv))
         )
-        W_Q, W_K, W_V, W_O = self.W_Q[head], self.W_K[kv], self.W_V[kv], self.W_O[head]
-        return OneHead(head, kv, W_Q, W_K, W_V, W_O, b_Q, b_K, b_V)
+        W_Q, W_K, W_V, W_O = self.W_Q[index], self.W_K[kv], self.W_V[kv], self.W_O[index]
+        return OneHead(index, kv, W_Q, W_K, W_V, W_O, b_Q, b_K, b_V)
+
+    def _index(self, head: Any) -> int:
+        """The number of a head that is named by number or by address."""
+        site, index = self.site, head
+        if isinstance(head, str | HeadId):
+            named = HeadId.parse(head)
+            if (named.site, named.layer) != (site.stack, site.layer):
+                raise InputError(
+                    f"{site.module} is {site.prefix}L{site.layer}, which has no head {named}. Take "
+                    "the weights of that layer."
+                )
+            index = named.head
+        if isinstance(index, bool) or not hasattr(index, "__index__"):
+            raise InputError(
+                f"a head of {site.module} is a number, 0 to {site.n_heads - 1}, or an address such "
+                f"as {site.heads[-1]}; got {head!r}."
+            )
+        index = operator.index(index)
+        if not 0 <= index < site.n_heads:
+            raise InputError(f"{site.module} has heads 0 to {site.n_heads - 1}; got {head}.")
+        return index
 
     def _weight(self, which: str) -> Tensor:
         part: HeadMap = getattr(self, which)
         if part.weight is None:
             raise InputError(f"{self.site.module} has no W_{which.upper()}: {part.inexact}.")
         return part.weight
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _reads(names: Sequence[str]) -> str:
+    return "reads" if len(names) == 1 else "read"

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
-from torch import Tensor
-from transformers import PreTrainedModel
+import torch
+from torch import Tensor, nn
 
 from .attach import attach
 from .errors import InputError
-from .forward import run_whole
+from .forward import run_whole, undisturbed
 from .inputs import read_inputs
 from .intervention import Intervention, edits_for
-from .sites import Site
+from .intervention_layers import holds_layers, layer_edits, shape_of
+from .layers.hooks import attach_layers
+from .sites import Site, check_model
 from .tokens import Tokens
 
 Interventions = Intervention | Sequence[Any]  # a list may hold lists
 
 
 def run(
-    model: PreTrainedModel,
+    model: nn.Module,
     tokens: Tokens | Tensor,
     interventions: Interventions = (),
     *,
@@ -34,15 +36,17 @@ def run(
     same logits whichever side it is padded on.
 
     Args:
-        model: a transformers model.
-        tokens: `Tokens`, or token ids [batch, pos] without padding.
+        model: a transformers model, or a `HookedAttention` or a module that holds some.
+        tokens: `Tokens`, or token ids [batch, pos] without padding; for `HookedAttention` what it
+            reads, states [batch, pos, d_model].
         interventions: one intervention, or a list of them (which may hold lists).
         decoder_ids: what the decoder of an encoder-decoder model reads [batch, pos]; by default
             the encoder's tokens shifted right behind the start token.
         grad: whether to record gradients, to the model's weights and to factors and vectors.
 
     Returns:
-        The model's own output object, with `logits` where its class has a head.
+        The model's own output object, with `logits` where its class has a head; of
+        `HookedAttention` what it returns.
 
     Raises:
         InputError: before anything runs: an unknown head, a position beyond the sequence, values of
@@ -56,23 +60,31 @@ def run(
         >>> run(model, torch.tensor([[1, 2, 3]]), zero("L0H1", positions=[2])).logits.shape
         torch.Size([1, 3, 50])
     """
-    inputs = read_inputs(model, tokens, decoder_ids)
-    with attach(model, edits=edits_for(model, _flat(interventions), inputs)):
-        return run_whole(model, inputs.ids, grad=grad, **inputs.options())
+    if holds_layers(model):
+        if decoder_ids is not None:
+            raise InputError(f"{type(model).__name__} has no decoder to read decoder_ids.")
+        edits = layer_edits(model, _flat(interventions), shape_of(tokens))
+        recording = nullcontext() if grad else torch.no_grad()
+        with attach_layers(model, edits=edits), undisturbed(model), recording:
+            return model(tokens)
+    known = check_model(model)
+    inputs = read_inputs(known, tokens, decoder_ids)
+    with attach(known, edits=edits_for(known, _flat(interventions), inputs)):
+        return run_whole(known, inputs.ids, grad=grad, **inputs.options())
 
 
 @contextmanager
-def intervene(model: PreTrainedModel, interventions: Interventions) -> Iterator[tuple[Site, ...]]:
+def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[Site, ...]]:
     """Hold interventions over a block: any forward pass of `model` inside it, `generate` too.
 
     In cached decoding positions stay columns of the whole sequence: an intervention on a query's
     column acts in the step that computes it, one on a key's column in every step that reads it.
     Values from another run (`patch`, `freeze`, `resample`, `mean` per position) act at the columns
     that run had; later ones are left alone. Blocks nest, the outer one's interventions first, and
-    each thread has its own.
+    each thread has its own. In `HookedAttention.decode` positions are columns of the sequence too.
 
     Args:
-        model: a transformers model.
+        model: a transformers model, or a `HookedAttention` or a module that holds some.
         interventions: one intervention, or a list of them (which may hold lists).
 
     Returns:
@@ -93,7 +105,12 @@ def intervene(model: PreTrainedModel, interventions: Interventions) -> Iterator[
         >>> ids.shape
         torch.Size([1, 5])
     """
-    with attach(model, edits=edits_for(model, _flat(interventions))) as sites:
+    if holds_layers(model):
+        with attach_layers(model, edits=layer_edits(model, _flat(interventions))) as sites:
+            yield sites
+        return
+    known = check_model(model)
+    with attach(known, edits=edits_for(known, _flat(interventions))) as sites:
         yield sites
 
 

@@ -22,6 +22,8 @@ from .named_heads import Named, locate
 from .references import Reference, fit_keys
 from .sites import Site, attention_sites
 
+_SHOWN = 4  # of a list of heads or positions in a repr; of more only the first ones
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Intervention:
@@ -60,8 +62,8 @@ class Intervention:
         check_values(self.action, self.target, self.values, n_heads, n_columns)
 
     def __repr__(self) -> str:
-        heads = "all heads" if self.heads is None else ", ".join(map(str, self.heads))
-        where = "" if self.positions is None else f" at {list(self.positions)}"
+        heads = "all heads" if self.heads is None else _some(self.heads, "heads")
+        where = "" if self.positions is None else f" at [{_some(self.positions, 'positions')}]"
         if isinstance(self.values, Reference):
             what = f" from {self.values.origin}"
         elif self.values is not None and self.values.ndim == 0:
@@ -70,7 +72,17 @@ class Intervention:
             what = "" if self.values is None else f" with {tuple(self.values.shape)} values"
         return f"<{self.action} {self.target} of {heads}{where}{what}>"
 
-    def _edit(self, sites: Sequence[Site], rotary: bool, inputs: Inputs | None) -> Edit:
+    def edit(self, sites: Sequence[Site], rotary: bool, inputs: Inputs | None = None) -> Edit:
+        """The edit that makes this change, after every check that can be made before.
+
+        Args:
+            sites: those of the model.
+            rotary: whether it rotates queries and keys.
+            inputs: what it will be run on, where that is known.
+
+        Raises:
+            InputError: as `edits_for`.
+        """
         places = locate(self.heads, sites)
         for site, named in places.items():
             self._check_site(site, named, rotary)
@@ -115,6 +127,8 @@ class Intervention:
                 self.positions is not None or values.shape[2] == length
             ):
                 self.values.check_padding(inputs.mask, self.positions)
+            if self.values.by_column and self.positions is not None:
+                self.values.check_columns(site, self.positions)
             if self.values.by_column and self.positions is None and values.shape[2] != length:
                 raise InputError(
                     f"{self.values.origin} has {values.shape[2]} columns of {self.target} at "
@@ -156,18 +170,15 @@ class Intervention:
     def _rows(self, call: AttentionCall, n: int) -> dict[int, int] | None:
         """The rows of this call to change, and their columns; None: all, whichever they are."""
         reference = self.values if isinstance(self.values, Reference) else None
-        held = None
+        held: Sequence[int] = ()
         if reference is not None and reference.by_column:
-            held = reference.at(call.site).shape[2]
-        if self.positions is None and held is None:
+            held = reference.columns_at(call.site)
+            if self.positions is not None:
+                reference.check_columns(call.site, self.positions)
+        elif self.positions is None:
             return None
         first = call.where.key if self.target in ("k", "v") else call.where.query
-        wanted = range(held or 0) if self.positions is None else self.positions
-        if held is not None and self.positions is not None and max(wanted) >= held:
-            raise InputError(
-                f"{reference.origin if reference else ''} has columns 0 to {held - 1}, not "
-                f"{max(wanted)}."
-            )
+        wanted = held if self.positions is None else self.positions
         return {column - first: column for column in wanted if first <= column < first + n}
 
     def _new(
@@ -233,7 +244,7 @@ def edits_for(
             does not hold; for known inputs a position, a length or a batch that does not fit.
     """
     sites, rotary = attention_sites(model), is_rotary(model)
-    return [intervention._edit(sites, rotary, inputs) for intervention in interventions]
+    return [intervention.edit(sites, rotary, inputs) for intervention in interventions]
 
 
 def as_heads(heads: Any) -> tuple[HeadId | KvHeadId, ...] | None:
@@ -267,12 +278,25 @@ def as_positions(positions: Any) -> tuple[int, ...] | None:
         columns = tuple(operator.index(column) for column in listed)
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"positions are integers; got {positions!r}.") from None
-    if not columns or min(columns) < 0 or len(set(columns)) != len(columns):
+    if columns and min(columns) < 0:
+        raise InputError(
+            f"position {min(columns)} is negative: what it counts from differs between runs, and "
+            "moves while a sequence is decoded. positions are columns counted from 0, padding "
+            "included; the last of N is N - 1."
+        )
+    if not columns or len(set(columns)) != len(columns):
         raise InputError(
             "positions are columns of the sequence counted from 0, each named once; got "
             f"{positions!r}."
         )
     return columns
+
+
+def _some(items: Sequence[Any], kind: str) -> str:
+    """All of a few items, or how many there are and which come first."""
+    if len(items) <= _SHOWN:
+        return ", ".join(map(str, items))
+    return f"{len(items)} {kind}: {items[0]}, {items[1]}, …"
 
 
 def _from_column(values: Tensor, start: int, n: int) -> Tensor:

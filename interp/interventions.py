@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 from .capture import Cache
 from .errors import InputError
 from .heads import HeadId, KvHeadId
+from .hook_names import is_rotary
 from .inputs import read_inputs
 from .intervene import intervene, run
 from .intervention import Intervention, as_heads, as_positions
@@ -134,17 +135,21 @@ def patch(
     """Put in what heads computed in another run, at the same columns: x[h, c] ← x′[h, c].
 
     The other run has one sequence, which then serves all, or as many as the run that is changed.
-    Without positions, `run` asks for equal lengths.
+    Without positions, `run` asks for equal lengths. The values are copied: what happens to the
+    cache later has no effect. More than 256 MiB of them are announced through the logger
+    `headatlas`.
 
     Args:
-        source: a capture that holds the target, or a model to run on `tokens` now.
+        source: a capture that holds the target, or a model to run on `tokens` now. One narrowed by
+            `rows=` serves the positions among them.
         heads: the heads.
         target: as in `zero`. Patched scores bring the other run's mask along.
         tokens: what the source model reads.
         positions: columns of the sequence; None: all.
 
     Raises:
-        InputError: the source does not hold the target of these heads, or no tokens for a model.
+        InputError: the source does not hold the target of these heads, or a position, or no tokens
+            for a model.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -155,8 +160,9 @@ def patch(
     Reference: Vig et al. 2020 (causal mediation); Meng et al. 2022, section 2 (causal tracing).
     """
     named = _named(heads)
-    reference = _reference(source, tokens, named, target)
-    return Intervention("patch", target, named, as_positions(positions), reference)
+    columns = as_positions(positions)
+    reference = _reference(source, tokens, named, target, columns)
+    return Intervention("patch", target, named, columns, reference)
 
 
 def freeze(
@@ -170,7 +176,7 @@ def freeze(
 
     Together with an ablation of earlier heads this is Olsson's pattern-preserving ablation: what
     those heads do through later patterns, by Q- and K-composition, is cut, what they do through
-    values and MLPs stays.
+    values and MLPs stays. The patterns are copied, as by `patch`.
 
     Args:
         source: a capture that holds the patterns, or a model to run on `tokens` now.
@@ -191,8 +197,9 @@ def freeze(
     Reference: Olsson et al. 2022, "Ablations" (pattern-preserving); Elhage et al. 2021.
     """
     named = None if heads is None else _named(heads)
-    reference = _reference(source, tokens, named, "pattern")
-    return Intervention("freeze", "pattern", named, as_positions(positions), reference)
+    columns = as_positions(positions)
+    reference = _reference(source, tokens, named, "pattern", columns)
+    return Intervention("freeze", "pattern", named, columns, reference)
 
 
 def mean(
@@ -207,8 +214,9 @@ def mean(
 ) -> Intervention:
     """Put in what heads compute on average over a reference set: x[h] ← mean over (d, c) of x[h].
 
-    The model is run now, a few documents at a time; sums are float64 and leave padding out. The
-    mean of q or k over columns mixes RoPE's rotations: keep the columns apart there.
+    The model is run now, a few documents at a time; sums are float64 and leave padding out. In a
+    rotary model q and k of different columns are turned by different angles: only their mean per
+    position exists.
 
     Args:
         model: a transformers model.
@@ -221,7 +229,8 @@ def mean(
             it out, and only where columns are not kept apart.
 
     Raises:
-        InputError: a mean that does not exist: of scores, or of patterns over columns.
+        InputError: a mean that does not exist: of scores, or over columns of patterns or of rotated
+            q or k.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -232,12 +241,18 @@ def mean(
     Reference: Wang et al. 2022, section 2.2 (mean ablation).
     """
     check_target(target)
+    columns = as_positions(positions)
     if target == "scores" or (target == "pattern" and not per_position):
         raise InputError(
             f"{target} has no mean over columns, which see different keys. Take the mean of z, or "
             "of the pattern with per_position=True."
         )
     inputs, named = read_inputs(model, tokens), _named(heads)
+    if target in ("q", "k") and not per_position and is_rotary(model):
+        raise InputError(
+            f"{target} of this model has no mean over columns: RoPE turns each column by another "
+            "angle, and turned vectors cancel. Take it with per_position=True, or the mean of z."
+        )
     if not include_bos and (per_position or not inputs.bos):
         raise InputError(
             "include_bos=False needs Tokens that begin with a BOS, and per_position=False: kept "
@@ -246,7 +261,7 @@ def mean(
     reference = mean_of(
         model, inputs, named, target, by_column=per_position, include_bos=include_bos
     )
-    return Intervention("mean", target, named, as_positions(positions), reference)
+    return Intervention("mean", target, named, columns, reference)
 
 
 def resample(
@@ -286,6 +301,7 @@ def resample(
     Reference: Chan et al. 2022 (causal scrubbing: resampling ablation).
     """
     check_target(target)
+    columns = as_positions(positions)
     generator = torch.Generator().manual_seed(as_seed(seed))
     inputs, named = read_inputs(model, tokens), _named(heads)
     count = len(inputs)
@@ -297,19 +313,25 @@ def resample(
     shift = torch.randint(1, count, (count,), generator=generator)
     donors = tuple(((torch.arange(count) + shift) % count).tolist())
     reference = from_run(model, inputs, named, target, donors=donors)
-    return Intervention("resample", target, named, as_positions(positions), reference)
+    return Intervention("resample", target, named, columns, reference)
 
 
 def _reference(
-    source: Any, tokens: Any, heads: tuple[HeadId | KvHeadId, ...] | None, target: str
+    source: Any,
+    tokens: Any,
+    heads: tuple[HeadId | KvHeadId, ...] | None,
+    target: str,
+    positions: tuple[int, ...] | None,
 ) -> Reference:
     check_target(target)
     if isinstance(source, Cache):
         if tokens is not None:
             raise InputError("a cache has been run already: leave tokens out.")
-        return from_cache(source, heads, target)
+        return from_cache(source, heads, target, positions)
     if not isinstance(source, PreTrainedModel):
-        raise InputError(f"the source must be a Cache or a model; got {type(source).__name__}.")
+        raise InputError(
+            f"the source must be a Cache or a transformers model; got {type(source).__name__}."
+        )
     if tokens is None:
         raise InputError("a model as source needs tokens=, what it shall read.")
     return from_run(source, read_inputs(source, tokens), heads, target)

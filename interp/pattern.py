@@ -55,7 +55,9 @@ def softmax_rows(
     """
     none = torch.full((s.shape[1],), float("-inf"), dtype=s.dtype, device=s.device)
     sink = (none if sinks is None else sinks.to(s.dtype))[None, :, None, None]
-    m = s.detach().amax(-1, keepdim=True).maximum(sink.detach())
+    m = sink.detach()
+    if s.shape[-1]:  # a call on an empty cache has no keys
+        m = s.detach().amax(-1, keepdim=True).maximum(m)
     m = m.masked_fill(m == float("-inf"), 0.0)  # a dead row: exp(−inf − 0) = 0
     e = torch.exp(s - m)
     total = e.sum(-1, keepdim=True) + torch.exp(sink - m)

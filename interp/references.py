@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .attach import AttentionCall, attach
-from .capture import Cache
+from .capture import Cache, announce
 from .errors import InputError
 from .forward import run_base
 from .heads import HeadId, KvHeadId
@@ -29,7 +29,7 @@ _NAME = re.compile(r"(?:(enc|dec|cross)\.)?blocks\.(\d+)\.attn\.hook_(\w+)")
 DOCUMENTS_AT_A_TIME = 8
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Reference:
     """Values of one target in another run.
 
@@ -37,11 +37,14 @@ class Reference:
         tensors: [#batch, head, #column, width] at each site, by stack and layer.
         heads: which query heads axis 1 holds, where it does not hold all heads.
         origin: where they come from, in words.
-        by_column: axis 2 holds the columns 0, 1, … of the sequence; else one value for all.
+        by_column: axis 2 holds columns of the sequence; else one value for all.
         donors: sequence b of a batch gets row `donors[b]`; None: row b.
         rotated: whether q and k were taken after RoPE, in a model that has it.
         mask: where its sequences have tokens [#batch, column], in models of one stack; None: not
             known.
+        columns: which columns axis 2 holds; None: 0, 1, ….
+
+    Its repr says where the values come from, not what they are.
     """
 
     tensors: Mapping[Address, Tensor]
@@ -51,6 +54,40 @@ class Reference:
     donors: tuple[int, ...] | None = None
     rotated: bool = True
     mask: Tensor | None = None
+    columns: tuple[int, ...] | None = None
+
+    def __repr__(self) -> str:
+        return f"<values of {len(self.tensors)} layers from {self.origin}>"
+
+    def columns_at(self, site: Site) -> Sequence[int]:
+        """The columns that axis 2 holds at a site, in its order."""
+        return range(self.at(site).shape[2]) if self.columns is None else self.columns
+
+    def check_columns(self, site: Site, wanted: Sequence[int]) -> None:
+        """Refuse columns that axis 2 does not hold at a site.
+
+        Raises:
+            InputError: it lacks one.
+        """
+        self._check_among(self.columns_at(site), wanted)
+
+    def check_rows(self, wanted: Sequence[int]) -> None:
+        """Refuse columns that are not among `columns`, where these are told.
+
+        Raises:
+            InputError: one is not.
+        """
+        if self.columns is not None:
+            self._check_among(self.columns, wanted)
+
+    def _check_among(self, held: Sequence[int], wanted: Sequence[int]) -> None:
+        missing = [column for column in wanted if column not in held]
+        if missing:
+            has = f"0 to {len(held) - 1}" if isinstance(held, range) else str(sorted(set(held)))
+            raise InputError(
+                f"{self.origin} has columns {has}, not {missing[0]}. Name positions among them, or "
+                "take the values from a run that has it."
+            )
 
     def at(self, site: Site) -> Tensor:
         """The values at a site.
@@ -99,7 +136,8 @@ class Reference:
         """
         values = self.at(site)[:, list(index)]
         if self.by_column and columns is not None:
-            values = values[:, :, list(columns)]
+            held = self.columns_at(site)
+            values = values[:, :, [held.index(column) for column in columns]]
         if self.donors is None:
             self.check_batch(len(values), batch)
             return values
@@ -142,45 +180,65 @@ class Reference:
             )
 
 
-def from_cache(cache: Cache, heads: Heads, target: str) -> Reference:
-    """The values of a target that a capture kept.
+def from_cache(
+    cache: Cache, heads: Heads, target: str, positions: Sequence[int] | None = None
+) -> Reference:
+    """The values of a target that a capture kept, copied.
+
+    Args:
+        cache: the capture.
+        heads: which heads are needed; None: all.
+        target: a target of interventions.
+        positions: which columns are needed; None: all.
 
     Raises:
-        InputError: a named layer or head is not in it, or only some of its rows.
+        InputError: a named layer or head is not in it, or a needed column.
     """
-    if getattr(cache, "rows", None) is not None and target not in ("k", "v"):
+    names, rotated = _names_of(cache, heads, target)
+    rows = cache.rows if target not in ("k", "v") else None
+    if rows is not None and positions is None:
         raise InputError(
-            "the cache holds some rows only. Capture all, or pass the model and tokens."
+            f"the cache holds rows {sorted(set(rows))} only. Name positions= among them, or "
+            "capture without rows=."
         )
-    layers = None if heads is None else {(head.site, head.layer) for head in heads}
+    announce(sum(map(cache.n_bytes, names.values())), f"copying {len(names)} tensors of a cache")
     tensors: dict[Address, Tensor] = {}
     held: dict[Address, tuple[int, ...]] = {}
-    rotated = True
+    for address, name in names.items():
+        values = cache[name].clone()  # what its holder does to it later has no effect here
+        tensors[address] = values if target in ("scores", "pattern") else values.transpose(1, 2)
+        if cache.heads is not None and target not in ("k", "v"):
+            held[address] = tuple(h.head for h in cache.heads if (h.site, h.layer) == address)
+    mask = None if any(site for site, _ in tensors) else cache.mask
+    made = Reference(tensors, held, "the cache", rotated=rotated, mask=mask, columns=rows)
+    made.check_rows(positions or ())
+    return made
+
+
+def _names_of(cache: Cache, heads: Heads, target: str) -> tuple[dict[Address, str], bool]:
+    """Where a cache keeps a target, by stack and layer, and whether all of it is after RoPE."""
+    layers = None if heads is None else {(head.site, head.layer) for head in heads}
     kinds = _KINDS.get(target, (target,))
+    names: dict[Address, str] = {}
+    found: dict[Address, str] = {}
     for name in cache:
         match = _NAME.fullmatch(name)
         if match is None or match[3] not in kinds:
             continue
         address = (match[1] or "", int(match[2]))
-        if (layers is not None and address not in layers) or (
-            match[3] == target and address in tensors
-        ):
+        if layers is not None and address not in layers:
             continue
-        values = cache[name].clone()  # what its holder does to it later has no effect here
-        tensors[address] = values if target in ("scores", "pattern") else values.transpose(1, 2)
-        rotated = rotated and match[3] in kinds[:1]
-        if cache.heads is not None and target not in ("k", "v"):
-            held[address] = tuple(h.head for h in cache.heads if (h.site, h.layer) == address)
-    for address in sorted((layers or set()) - tensors.keys()):
-        prefix = f"{address[0]}." if address[0] else ""
+        if found.get(address) != kinds[0]:
+            names[address], found[address] = name, match[3]
+    for stack, layer in sorted((layers or set()) - names.keys()):
+        prefix = f"{stack}." if stack else ""
         raise InputError(
-            f"the cache holds no {kinds[-1]} of {prefix}L{address[1]}. Capture it with "
+            f"the cache holds no {kinds[-1]} of {prefix}L{layer}. Capture it with "
             f"names_filter={kinds[0]!r}, or pass the model and its tokens."
         )
-    if not tensors:
+    if not names:
         raise InputError(f"the cache holds no {kinds[-1]}. Capture it with names_filter.")
-    mask = None if any(site for site, _ in tensors) else cache.mask
-    return Reference(tensors, held, "the cache", rotated=rotated, mask=mask)
+    return names, all(kind == kinds[0] for kind in found.values())
 
 
 def from_run(
@@ -191,7 +249,9 @@ def from_run(
     *,
     donors: tuple[int, ...] | None = None,
 ) -> Reference:
-    """The values of a target when the model reads `inputs`."""
+    """The values of a target when the model reads `inputs`; more than 256 MiB are announced."""
+    origin = f"a run of {len(inputs)} × {inputs.ids.shape[1]} tokens"
+    _announce(model, inputs, heads, target, f"keeping {target} from {origin}", mean=False)
     pieces: dict[Address, list[Tensor]] = {}
 
     def keep(site: Site, values: Tensor, _start: int) -> None:
@@ -199,9 +259,27 @@ def from_run(
 
     held = _stream(model, inputs, heads, target, keep)
     tensors = {address: torch.cat(parts) for address, parts in pieces.items()}
-    origin = f"a run of {len(inputs)} × {inputs.ids.shape[1]} tokens"
     mask = inputs.mask if inputs.decoder_ids is None else None
     return Reference(tensors, held, origin, donors=donors, mask=mask)
+
+
+def _announce(
+    model: PreTrainedModel, inputs: Inputs, heads: Heads, target: str, what: str, *, mean: bool
+) -> None:
+    """Say how much the values of a target, or their mean, will take, before the model runs."""
+    n_bytes = 0
+    # scores are written out in at least float32
+    size = 8 if mean else max(model.dtype.itemsize, 4 if target == "scores" else 1)
+    for site, named in locate(heads, attention_sites(model)).items():
+        queries, keys = (inputs.live(site, keys=which).shape[1] for which in (False, True))
+        n_heads, n_rows = len(named.query), queries
+        if target in ("k", "v"):
+            n_heads, n_rows = site.n_kv_heads, keys
+        width = {"q": site.d_head, "k": site.d_head}.get(target, site.d_value)
+        if target in ("scores", "pattern"):
+            width = keys
+        n_bytes += (1 if mean else len(inputs)) * n_heads * n_rows * width * size
+    announce(n_bytes, what)
 
 
 def mean_of(
@@ -214,6 +292,8 @@ def mean_of(
     include_bos: bool,
 ) -> Reference:
     """The mean of a target over documents, and over columns unless they are kept apart."""
+    if by_column:
+        _announce(model, inputs, heads, target, f"keeping the mean of {target}", mean=True)
     sums: dict[Address, Tensor] = {}
     counts: dict[Address, Tensor] = {}
 

@@ -21,9 +21,9 @@ from .forward import embedding_weight, run_base
 from .norms import is_norm
 from .sites import Site, attention_sites
 from .source_parts import Input, Part, SiteSources, Source
-from .source_trace import Trace, watch_frames
+from .source_trace import Trace
 from .survey import is_encoder_decoder
-from .watch import watch_calls
+from .watch import watch_calls, watch_modules
 
 __all__ = ["Input", "Part", "SiteSources", "Source", "sources"]
 
@@ -64,7 +64,7 @@ def sources(model: PreTrainedModel) -> Mapping[Site, SiteSources]:
     watched = [m for m in model.modules() if isinstance(m, nn.Linear | Conv1D) or is_norm(m)]
     frames = [m for m in model.modules() if next(m.children(), None) is not None]
     with unobserved(model), attach(model, observers=[trace.attend]):
-        with watch_calls(watched, trace.see), watch_frames(frames, trace.leave):
+        with watch_calls(watched, trace.see), watch_modules(frames, trace.leave):
             run_base(model, ids, **more)
         trace.close()
     found = {site: trace.found[site] for site in sites}

@@ -45,7 +45,8 @@ def examine(model: PreTrainedModel) -> tuple[tuple[Site, ...], float]:
         )
     _check_weights(model)
     inputs = _probe_inputs(model)
-    with undisturbed(model), torch.no_grad():
+    exact = torch.autocast(embedding_weight(model).device.type, enabled=False)
+    with undisturbed(model), torch.no_grad(), exact:
         own = _run_alone(model, inputs)
         with _said_plainly(model):
             calls, seen = _list_calls(model, inputs)

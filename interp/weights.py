@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +17,68 @@ from .sites import Site
 from .source_parts import Part, SiteSources, Source, matrix
 from .sources import sources
 
-__all__ = ["HeadMap", "HeadWeights", "OneHead", "Reading", "head_weights"]
+__all__ = ["HeadMap", "HeadWeights", "OneHead", "Reading", "WeightsBySite", "head_weights"]
 
 
-def head_weights(model: PreTrainedModel, *, fold_norm: bool = False) -> Mapping[Site, HeadWeights]:
+class WeightsBySite(Mapping[Site, HeadWeights]):
+    """The weights of a model's heads: a read-only mapping from its sites, in call order.
+
+    A key may also be the number of an attention layer, in a model of one stack, or the name of the
+    attention module.
+
+    Args:
+        found: the weights of each site.
+    """
+
+    def __init__(self, found: Sequence[HeadWeights]) -> None:
+        self._found = {weights.site: weights for weights in found}
+        self._by_name = {weights.site.module: weights for weights in found}
+
+    def __getitem__(self, key: Site | str | SupportsIndex) -> HeadWeights:
+        found = self._find(key)
+        if found is None:
+            raise InputError(
+                f"there are no weights of {str(key)[:80]!r}. A key is a Site of "
+                f"attention_sites(model) or a module such as {next(iter(self._by_name))!r}"
+                f"{self._numbers()}."
+            )
+        return found
+
+    def __contains__(self, key: object) -> bool:
+        return self._find(key) is not None
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __repr__(self) -> str:
+        return f"<weights of {len(self)} attention modules: {next(iter(self._by_name))}, …>"
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The weights of a site, or `default` where there are none."""
+        found = self._find(key)
+        return default if found is None else found
+
+    def _find(self, key: Any) -> HeadWeights | None:
+        if isinstance(key, Site):
+            return self._found.get(key)
+        if isinstance(key, str):
+            return self._by_name.get(key)
+        if isinstance(key, bool) or not hasattr(key, "__index__"):
+            return None
+        fits = [site for site in self._found if site.layer == operator.index(key)]
+        return self._found[fits[0]] if len(fits) == 1 and not fits[0].stack else None
+
+    def _numbers(self) -> str:
+        stacks = list(dict.fromkeys(site.stack for site in self._found))
+        if stacks == [""]:
+            return f", or a layer's number, 0 to {len(self) - 1}"
+        return f"; a number does not tell the stacks {', '.join(stacks)} apart"
+
+
+def head_weights(model: PreTrainedModel, *, fold_norm: bool = False) -> WeightsBySite:
     """W_Q, W_K, W_V and W_O of every head, found by running the model and checked against it.
 
     q = x W_Q + b_Q, k = x W_K + b_K, v = x W_V + b_V, and Σ_h z_h W_O[h] + b_O is the output of the
@@ -36,9 +96,9 @@ def head_weights(model: PreTrainedModel, *, fold_norm: bool = False) -> Mapping[
             (`Reading.folded` says for which).
 
     Returns:
-        Site -> weights, in call order. Tensors have the model's dtype and device and carry no
-        gradient; without folding they share memory with the model where its layout allows, so
-        copy them before writing into them.
+        Site -> weights, in call order; a layer's number and a module's name give them too. Tensors
+        have the model's dtype and device and carry no gradient; without folding they share memory
+        with the model where its layout allows, so copy them before writing into them.
 
     Raises:
         InputError: the model cannot be hooked (see `attention_sites`).
@@ -47,7 +107,7 @@ def head_weights(model: PreTrainedModel, *, fold_norm: bool = False) -> Mapping[
         >>> from transformers import LlamaConfig, LlamaForCausalLM
         >>> config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=16,
         ...     num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2)
-        >>> (weights,) = head_weights(LlamaForCausalLM(config)).values()
+        >>> weights = head_weights(LlamaForCausalLM(config))[0]
         >>> tuple(weights.W_Q.shape), tuple(weights.W_K.shape), tuple(weights.W_O.shape)
         ((4, 16, 4), (2, 16, 4), (4, 4, 16))
         >>> str(weights.v.reads[0]), weights.exact
@@ -55,16 +115,19 @@ def head_weights(model: PreTrainedModel, *, fold_norm: bool = False) -> Mapping[
 
     Reference: Elhage et al. 2021, A Mathematical Framework for Transformer Circuits.
     """
+    known = sources(model)
     modules = dict(model.named_modules())
     clip = _clip(model)
-    return {
-        site: HeadWeights(
-            site,
-            *(_input_map(part, modules, fold_norm, clip) for part in (found.q, found.k, found.v)),
-            o=_output_map(site, found, modules),
-        )
-        for site, found in sources(model).items()
-    }
+    return WeightsBySite(
+        [
+            HeadWeights(
+                site,
+                *(_input_map(part, modules, fold_norm, clip) for part in (one.q, one.k, one.v)),
+                o=_output_map(site, one, modules),
+            )
+            for site, one in known.items()
+        ]
+    )
 
 
 def _clip(model: PreTrainedModel) -> str:

@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Sequence
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, autocast
 
 from .check import check_kinds, check_request
 from .masks import Mask
@@ -93,7 +93,9 @@ def attention_probe(
     )
     run = _backend(backend)
     check_request(request, mask)
-    return run(request, mask)
+    # statistics are computed in a dtype of their own, which autocast would narrow in products
+    with autocast(q.device.type, enabled=False):
+        return run(request, mask)
 
 
 def _backend(name: str):

@@ -7,12 +7,13 @@ or the model is refused.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterator
 from typing import Any, cast
 
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ...interp.config_only import load_config, skeleton
@@ -25,20 +26,22 @@ _FULL = frozenset({"full_attention", "attention"})
 _NONE = frozenset({"linear_attention", "mamba", "conv", "moe", "mlp"})
 
 
-def attention_shapes(source: str | os.PathLike[str] | nn.Module) -> AttentionShapes:
+def attention_shapes(
+    source: str | os.PathLike[str] | nn.Module | PreTrainedConfig,
+) -> AttentionShapes:
     """The shapes of a model's attention layers.
 
     Of a loaded model, heads are what `attention_sites` sees and widths those of its weights. Of a
-    name, only the config is read, and the model's skeleton is built without memory for weights.
-    Windows come from the config in both cases.
+    config, or a name, of which only the config is read, the model's skeleton is built without
+    memory for weights. Windows come from the config in all cases.
 
     Args:
-        source: a loaded transformers model; or `"tiny"`, `"smollm2-135m"`, the path of a `.gguf`
-            file or of a folder with config.json, or a hub id.
+        source: a loaded transformers model; a transformers config; or `"tiny"`, `"smollm2-135m"`,
+            the path of a `.gguf` file or of a folder with config.json, or a hub id.
 
     Raises:
-        InputError: no such model, no attention, an encoder-decoder pair, or attention whose
-            projections are not those of MHA, GQA, MQA or MLA.
+        InputError: none of these, no such model, no attention, an encoder-decoder pair, or
+            attention whose projections are not those of MHA, GQA, MQA or MLA.
 
     Example:
         >>> layer = attention_shapes("tiny").layers[0]
@@ -47,6 +50,13 @@ def attention_shapes(source: str | os.PathLike[str] | nn.Module) -> AttentionSha
     """
     if isinstance(source, nn.Module):
         return _of_model(source)
+    if isinstance(source, PreTrainedConfig):
+        return config_shapes(source)
+    if not isinstance(source, str | os.PathLike):
+        raise InputError(
+            "attention is counted of a loaded transformers model, a transformers config, a model's "
+            f"name or path, or (by cost) AttentionShapes; got {type(source).__name__}."
+        )
     if os.fspath(source) == "smollm2-135m":  # known, so that nothing need be fetched
         return uniform_shapes(
             30, d_model=576, n_heads=9, n_kv_heads=3, d_head=64, name="smollm2-135m"
@@ -73,7 +83,7 @@ def config_shapes(config: Any, *, name: str | None = None) -> AttentionShapes:
     label = name or config.name_or_path or type(config).__name__
     if getattr(config, "is_encoder_decoder", False):
         raise _two_stacks(label)
-    config = config.get_text_config()
+    config = copy.deepcopy(config.get_text_config())  # building a model writes into its config
     _check_config(config, label)
     model = skeleton(config, label)
     found = list(_attention_modules(model))

@@ -215,7 +215,7 @@ def _cache_width(shapes: AttentionShapes) -> int:
 
 
 def cost(
-    source: AttentionShapes | str | os.PathLike[str] | nn.Module,
+    source: AttentionShapes | str | os.PathLike[str] | nn.Module | Any,
     *,
     seq_len: int = 4096,
     batch: int = 1,
@@ -229,8 +229,9 @@ def cost(
     Formulas: `prefill_cost`, `decode_cost`, `cache_bytes`, `crossover`.
 
     Args:
-        source: shapes (`uniform_shapes` makes them from numbers), a loaded transformers model, or a
-            name as for `attention_shapes`, of which only the config is read.
+        source: shapes (`uniform_shapes` makes them from numbers), a loaded transformers model, a
+            transformers config, or a name as for `attention_shapes`, of which only the config is
+            read.
         seq_len: N, tokens of the prefill, and the context of the decoding step.
         batch: sequences.
         dtype: of weights, activations and cache: fp32, fp16, bf16 or fp8.

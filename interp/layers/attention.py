@@ -13,6 +13,7 @@ from ..attention_call import AttentionCall
 from ..errors import InputError
 from ..placement import Placement
 from ..sites import Site
+from .checks import check_part
 from .config import AttentionConfig
 from .hooks import attend
 from .kv_cache import AnyCache, KVCache, LatentCache
@@ -36,6 +37,9 @@ class HookedAttention(nn.Module):
     Args:
         config: the layer's shape and traits.
         seed: of the random weights: entries of variance 1 / fan-in; biases and sinks are 0.
+
+    Raises:
+        InputError: a config that is no `AttentionConfig`.
 
     Example:
         Three tokens, d = 8, two heads of width 4, written out:
@@ -64,6 +68,7 @@ class HookedAttention(nn.Module):
 
     def __init__(self, config: AttentionConfig, *, seed: int = 0) -> None:
         super().__init__()
+        check_part("config", config, AttentionConfig, optional=False)
         self.config = config
         generator = torch.Generator().manual_seed(seed)
         kind = HeadProjections if config.latent is None else LatentProjections
@@ -90,6 +95,13 @@ class HookedAttention(nn.Module):
         config = self.config
         shape = config.n_heads, config.kv_heads, config.d_key, config.d_value
         return Site("", "", 0, *shape, config.traits.causal)
+
+    def absorbed_site(self, site: Site) -> Site:
+        """`site` as calls with `absorb` see it: one key head, of latents; without MLA itself."""
+        if self.config.latent is None:
+            return site
+        d_head, d_value = absorbed_widths(self.config.latent)
+        return replace(site, n_kv_heads=1, d_head=d_head, d_value=d_value)
 
     def forward(
         self,
@@ -130,7 +142,7 @@ class HookedAttention(nn.Module):
         window − 1 tokens, all that later queries can see.
 
         Args:
-            x: the next tokens, one or more.
+            x: the next tokens; none is a step too, which changes nothing.
             cache: of the tokens before; None at the start. It is left as it is.
             padding: True (1) where a token stands, over all tokens so far [batch, seen].
             positions: for RoPE; None counts on from the tokens seen.
@@ -238,7 +250,7 @@ class HookedAttention(nn.Module):
             start = 0 if past is None else past.n_seen
             positions = torch.arange(start, start + x.shape[1], device=x.device)[None]
         new = self.qkv(x, self.qkv.rotation(positions, x.dtype))
-        cache = new.cache if past is None else _extend(past, new.cache)
+        cache = new.cache if past is None else past.extend(new.cache)
         if absorb and isinstance(self.qkv, LatentProjections):
             q, k, v = self.qkv.absorbed(new.rot_q, cache)
         else:
@@ -247,17 +259,11 @@ class HookedAttention(nn.Module):
         traits, dropped = self.config.traits, cache.dropped
         mask, bias = visible_keys(traits, size, dropped=dropped, padding=padding, like=x)
         scores = Scores(self.config.scale, traits.softcap, bias, self.sinks)
-        seen_as = self._absorbed_site if absorb else lambda site: site
+        seen_as = self.absorbed_site if absorb else lambda site: site
         where = Placement(query=cache.n_seen - x.shape[1], key=dropped)
         call = AttentionCall(seen_as(self.site), q, k, v, mask, scores, where)
         attend(self, call, seen_as)
         return call, new, cache
-
-    def _absorbed_site(self, site: Site) -> Site:
-        if self.config.latent is None:
-            return site
-        d_head, d_value = absorbed_widths(self.config.latent)
-        return replace(site, n_kv_heads=1, d_head=d_head, d_value=d_value)
 
     def _check_input(self, x: Tensor, positions: Tensor | None) -> None:
         if x.ndim != 3 or x.shape[-1] != self.config.d_model:
@@ -285,11 +291,3 @@ class HookedAttention(nn.Module):
             )
         if absorb and self.config.latent is None:
             raise InputError(f"absorb is for MLA; this layer is {self.config.kind}. Leave it out.")
-
-
-def _extend(past: AnyCache, new: AnyCache) -> AnyCache:
-    if isinstance(past, KVCache) and isinstance(new, KVCache):
-        return past.extend(new)
-    if isinstance(past, LatentCache) and isinstance(new, LatentCache):
-        return past.extend(new)
-    raise InputError(f"cannot add {type(new).__name__} to {type(past).__name__}.")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import InputError
-from .checks import check_count, check_number
+from .checks import WIDEST, check_count, check_flag, check_number, check_part
 from .rope import Rope
 
 
@@ -29,7 +28,8 @@ class Latent:
         norm_eps: epsilon of the latents' RMSNorms.
 
     Raises:
-        InputError: a width below 1, an odd d_rope, or a norm_eps that is negative or not finite.
+        InputError: a width that is no whole number from 1, an odd d_rope, or a norm_eps that is
+            negative or not finite.
 
     Example:
         >>> latent = Latent(d_latent=16, d_rope=4, d_nope=8, d_value=6)
@@ -53,7 +53,7 @@ class Latent:
             check_count("q_rank", self.q_rank)
         if self.d_rope % 2:
             raise InputError(f"d_rope must be even, RoPE turns pairs; got {self.d_rope}.")
-        check_number("norm_eps", self.norm_eps, zero=True)
+        check_number("norm_eps", self.norm_eps, least=0.0)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class QKNorm:
         unit_offset: the gain is 1 + weight (Gemma) instead of the weight itself.
 
     Raises:
-        InputError: an eps that is negative or not finite.
+        InputError: an eps that is negative or not finite, or a unit_offset that is no bool.
 
     Example:
         >>> QKNorm(unit_offset=True)
@@ -78,7 +78,8 @@ class QKNorm:
     unit_offset: bool = False
 
     def __post_init__(self) -> None:
-        check_number("eps", self.eps, zero=True)
+        check_number("eps", self.eps, least=0.0)
+        check_flag("unit_offset", self.unit_offset)
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ class Traits:
         qk_norm: norm of queries and keys per head.
 
     Raises:
-        InputError: a window below 1, a softcap that is not positive, a scale that is not finite, or
-            an unknown bias.
+        InputError: a window that is no whole number from 1, a softcap that is not positive, a scale
+            that is not finite, an unknown bias, or a flag or a norm of another kind.
 
     Example:
         >>> Traits(window=4).window
@@ -117,10 +118,13 @@ class Traits:
             check_count("window", self.window)
         if self.softcap is not None:
             check_number("softcap", self.softcap)
-        if self.scale is not None and not math.isfinite(self.scale):
-            raise InputError(f"scale must be finite; got {self.scale}. None means 1/√d_k.")
-        if self.bias not in ("none", "qkv", "all"):
-            raise InputError(f"bias is 'none', 'qkv' or 'all'; got {self.bias!r}.")
+        if self.scale is not None:  # None means 1/√d_k
+            check_number("scale", self.scale, least=-WIDEST)
+        if not isinstance(self.bias, str) or self.bias not in ("none", "qkv", "all"):
+            raise InputError(f"bias is 'none', 'qkv' or 'all'; got {self.bias!r:.80}.")
+        check_flag("causal", self.causal)
+        check_flag("sinks", self.sinks)
+        check_part("qk_norm", self.qk_norm, QKNorm)
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ class AttentionConfig:
         traits: causality, window, scale, softcap, sinks, biases, QK-norm.
 
     Raises:
-        InputError: numbers that do not fit together.
+        InputError: numbers out of range or that do not fit together, or a part of another kind.
 
     Example:
         >>> AttentionConfig(d_model=32, n_heads=4, n_kv_heads=2).kind
@@ -164,6 +168,9 @@ class AttentionConfig:
     def __post_init__(self) -> None:
         for name in ("d_model", "n_heads"):
             check_count(name, getattr(self, name))
+        check_part("latent", self.latent, Latent)
+        check_part("rope", self.rope, Rope)
+        check_part("traits", self.traits, Traits, optional=False)
         if self.latent is not None:
             self._check_latent()
             return

@@ -46,8 +46,10 @@ def attach_layers(
 
     Edits act as in `attach`: those of q, k and v first (after RoPE and QK-norm; all keys so far in
     decoding), then of the scores, the pattern, z; within a target in the order given, those of an
-    outer block first. The cache is never edited. Observers come after all edits and only look: what
-    they wrote into a call's tensors would end up in the layer's output and in the caller's cache.
+    outer block first. Those for a site also act where its layer decodes with absorbed latents, on
+    what there is then (see `HookedAttention.decode`). The cache is never edited. Observers come
+    after all edits and only look: what they wrote into a call's tensors would end up in the layer's
+    output and in the caller's cache.
 
     Only forward passes inside the block and in its own context take part: a thread started inside
     runs the plain layer, unless `contextvars.copy_context().run` takes the block along.
@@ -61,8 +63,8 @@ def attach_layers(
         A context manager that yields the layers' sites, numbered in the order of named_modules.
 
     Raises:
-        InputError: the model holds no `HookedAttention`; an observer that is no function or an edit
-            that is no `Edit`.
+        InputError: the model holds no `HookedAttention`; an observer that is no function; an edit
+            that is no `Edit` or names a site that the model does not have.
 
     Example:
         >>> import torch
@@ -76,6 +78,10 @@ def attach_layers(
     """
     from .attention import HookedAttention  # which reads the frames from here
 
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"expected a HookedAttention, or a module that holds some; got {type(model).__name__}."
+        )
     found = [(n, m) for n, m in model.named_modules() if isinstance(m, HookedAttention)]
     if not found:
         raise InputError(
@@ -85,12 +91,24 @@ def attach_layers(
     sites = tuple(replace(m.site, module=name, layer=i) for i, (name, m) in enumerate(found))
     table = {id(layer): site for (_, layer), site in zip(found, sites, strict=True)}
     requests = read_requests(observers, edits)
+    absorbed = (m.absorbed_site(site) for (_, m), site in zip(found, sites, strict=True))
+    _check_sites(requests[1], frozenset((*sites, *absorbed)))
     before, frame = _FRAMES.get(), _Frame(model, table, *requests)
     try:
         _FRAMES.set((*before, frame))
         yield sites
     finally:
         uninterrupted(lambda: _end(frame, before))
+
+
+def _check_sites(edits: tuple[Edit, ...], known: frozenset[Site]) -> None:
+    """Refuse edits that would act nowhere, which would read as "no effect"."""
+    for edit in edits:
+        if edit.sites is not None and (not edit.sites or not edit.sites <= known):
+            raise InputError(
+                "an edit's sites are some of those that attach_layers(model) yields, at least one; "
+                f"got {edit.sites!r:.120}."
+            )
 
 
 def _end(frame: _Frame, before: tuple[_Frame, ...]) -> None:
@@ -108,11 +126,14 @@ def attend(layer: nn.Module, call: AttentionCall, seen_as: Callable[[Site], Site
     """
     own = call.site
     frames = [f for f in _FRAMES.get() if id(layer) in f.sites and not f.over]
-    views = [(f, seen_as(f.sites[id(layer)])) for f in frames]
-    edits = [(edit, site) for f, site in views for edit in f.edits if edit.acts_at(site)]
+    edits: list[tuple[Edit, Site | None]] = []
+    for frame in frames:
+        plain = frame.sites[id(layer)]
+        seen = seen_as(plain)
+        edits += [(e, seen) for e in frame.edits if e.acts_at(plain) or e.acts_at(seen)]
     call.compute(edits)
     call.at(own)
-    for frame, site in views:
-        shown = copy.copy(call).at(site)
+    for frame in frames:
+        shown = copy.copy(call).at(seen_as(frame.sites[id(layer)]))
         for observer in frame.observers:
             observer(shown)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -11,9 +12,67 @@ from torch import Tensor
 
 from ..errors import InputError
 
+C = TypeVar("C", bound="TokenCache")
+
 
 @dataclass(frozen=True, eq=False)
-class KVCache:
+class TokenCache:
+    """What caches of any layout do: tensors whose last axis but one counts the tokens kept.
+
+    Args:
+        dropped: tokens before the first kept one, which no later query can see.
+    """
+
+    dropped: int = field(default=0, kw_only=True)
+
+    @property
+    def n_keys(self) -> int:
+        """Tokens kept."""
+        return self._tensors()[0].shape[-2]
+
+    @property
+    def n_seen(self) -> int:
+        """Tokens seen, the dropped ones included: the position of the next."""
+        return self.dropped + self.n_keys
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the tensors hold, read off their storages."""
+        tensors = [t for t in self._tensors() if t.numel()]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors}
+        return sum(storage.nbytes() for storage in storages.values())
+
+    def extend(self: C, new: TokenCache) -> C:
+        """This cache and the next tokens behind it.
+
+        Raises:
+            InputError: a cache of another layout, shape, dtype or device.
+        """
+        if type(new) is not type(self):
+            raise InputError(f"cannot add a {type(new).__name__} to a {type(self).__name__}.")
+        pairs = zip(self._tensors(), new._tensors(), strict=True)
+        return self._holding([_append(old, behind) for old, behind in pairs])
+
+    def keep(self: C, n_keys: int) -> C:
+        """The newest `n_keys` tokens alone; the memory of the others is free."""
+        gone = max(0, self.n_keys - n_keys)
+        if gone == 0:
+            return self
+        kept = [t[..., gone:, :].clone() for t in self._tensors()]
+        return self._holding(kept, dropped=self.dropped + gone)
+
+    def _names(self) -> list[str]:
+        return [f.name for f in fields(self) if f.name != "dropped"]
+
+    def _tensors(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self._names()]
+
+    def _holding(self: C, tensors: Sequence[Tensor], **changes: Any) -> C:
+        return replace(self, **dict(zip(self._names(), tensors, strict=True)), **changes)
+
+
+@dataclass(frozen=True, eq=False)
+class KVCache(TokenCache):
     """Rotated keys and values of the tokens so far; 2 · kv_head · d_head numbers per token.
 
     Args:
@@ -33,39 +92,10 @@ class KVCache:
 
     k: Float[Tensor, "batch kv_head key d_key"]
     v: Float[Tensor, "batch kv_head key d_value"]
-    dropped: int = 0
-
-    @property
-    def n_keys(self) -> int:
-        """Tokens kept."""
-        return self.k.shape[2]
-
-    @property
-    def n_seen(self) -> int:
-        """Tokens seen, the dropped ones included: the position of the next."""
-        return self.dropped + self.n_keys
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that the tensors hold, read off their storages."""
-        return _bytes_held((self.k, self.v))
-
-    def extend(self, new: KVCache) -> KVCache:
-        """This cache and the next tokens behind it."""
-        k, v = _append((self.k, self.v), (new.k, new.v), axis=2)
-        return KVCache(k, v, self.dropped)
-
-    def keep(self, n_keys: int) -> KVCache:
-        """The newest `n_keys` tokens alone; the memory of the others is free."""
-        gone = max(0, self.n_keys - n_keys)
-        if gone == 0:
-            return self
-        k, v = self.k[:, :, gone:].clone(), self.v[:, :, gone:].clone()
-        return replace(self, k=k, v=v, dropped=self.dropped + gone)
 
 
 @dataclass(frozen=True, eq=False)
-class LatentCache:
+class LatentCache(TokenCache):
     """The latent and the shared rotary key of the tokens so far; d_c + d_R numbers per token.
 
     Args:
@@ -83,57 +113,20 @@ class LatentCache:
 
     latent: Float[Tensor, "batch key d_latent"]
     k_rope: Float[Tensor, "batch key d_rope"]
-    dropped: int = 0
-
-    @property
-    def n_keys(self) -> int:
-        """Tokens kept."""
-        return self.latent.shape[1]
-
-    @property
-    def n_seen(self) -> int:
-        """Tokens seen, the dropped ones included: the position of the next."""
-        return self.dropped + self.n_keys
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory that the tensors hold, read off their storages."""
-        return _bytes_held((self.latent, self.k_rope))
-
-    def extend(self, new: LatentCache) -> LatentCache:
-        """This cache and the next tokens behind it."""
-        latent, k_rope = _append((self.latent, self.k_rope), (new.latent, new.k_rope), axis=1)
-        return LatentCache(latent, k_rope, self.dropped)
-
-    def keep(self, n_keys: int) -> LatentCache:
-        """The newest `n_keys` tokens alone; the memory of the others is free."""
-        gone = max(0, self.n_keys - n_keys)
-        if gone == 0:
-            return self
-        latent, k_rope = self.latent[:, gone:].clone(), self.k_rope[:, gone:].clone()
-        return replace(self, latent=latent, k_rope=k_rope, dropped=self.dropped + gone)
 
 
 AnyCache = KVCache | LatentCache
 
 
-def _bytes_held(tensors: Sequence[Tensor]) -> int:
-    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in tensors if t.numel()}
-    return sum(storage.nbytes() for storage in storages.values())
-
-
-def _append(old: Sequence[Tensor], new: Sequence[Tensor], *, axis: int) -> list[Tensor]:
-    for before, after in zip(old, new, strict=True):
-        if before.dtype != after.dtype or before.device != after.device:
-            raise InputError(
-                f"the cache holds {before.dtype} on {before.device}, the layer now gives "
-                f"{after.dtype} on {after.device}. Start from an empty cache."
-            )
-        kept = [n for i, n in enumerate(before.shape) if i != axis]
-        if kept != [n for i, n in enumerate(after.shape) if i != axis]:
-            raise InputError(
-                f"the cache holds tensors {list(before.shape)}, the layer now gives "
-                f"{list(after.shape)}: batch, heads and widths must be the same. Start from an "
-                "empty cache."
-            )
-    return [torch.cat(pair, axis) for pair in zip(old, new, strict=True)]
+def _append(old: Tensor, new: Tensor) -> Tensor:
+    if old.dtype != new.dtype or old.device != new.device:
+        raise InputError(
+            f"the cache holds {old.dtype} on {old.device}, the layer now gives {new.dtype} on "
+            f"{new.device}. Start from an empty cache."
+        )
+    if (*old.shape[:-2], old.shape[-1]) != (*new.shape[:-2], new.shape[-1]):
+        raise InputError(
+            f"the cache holds tensors {list(old.shape)}, the layer now gives {list(new.shape)}: "
+            "batch, heads and widths must be the same. Start from an empty cache."
+        )
+    return torch.cat([old, new], -2)

@@ -9,7 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..errors import InputError
-from .checks import check_count, check_number
+from .checks import MOST, WIDEST, check_count, check_flag, check_number
+
+FASTEST = WIDEST / MOST  # radians per position whose angles stay finite at any position
 
 # cos and sin of every angle, [batch or 1, 1, pos, pairs]
 Rotation = tuple[Tensor, Tensor]
@@ -35,7 +37,8 @@ class Rope:
 
     Raises:
         InputError: an odd d_rotary; a theta or attention_factor that is not positive and finite;
-            frequencies that are negative or not finite, or not as many as d_rotary / 2.
+            an inv_freq that is no tuple, or holds what is negative or not finite; an interleaved
+            that is no bool; a theta so small or a frequency so large that angles overflow.
 
     Example:
         >>> rope = Rope(theta=100.0)
@@ -56,14 +59,19 @@ class Rope:
     attention_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("theta", self.theta)
+        check_number("theta", self.theta, least=1 / FASTEST)
         check_number("attention_factor", self.attention_factor)
         if self.d_rotary is not None:
             check_count("d_rotary", self.d_rotary)
             if self.d_rotary % 2:
                 raise InputError(f"d_rotary must be even, RoPE turns pairs; got {self.d_rotary}.")
+        check_flag("interleaved", self.interleaved)
+        if self.inv_freq is not None and not isinstance(self.inv_freq, tuple):
+            raise InputError(
+                f"inv_freq must be a tuple of numbers or None; got {self.inv_freq!r:.80}."
+            )
         for frequency in self.inv_freq or ():
-            check_number("inv_freq", frequency, zero=True)
+            check_number("inv_freq", frequency, least=0.0, most=FASTEST)
 
     def width(self, d_head: int) -> int:
         """How many dimensions of a head of width `d_head` turn."""

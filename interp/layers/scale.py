@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -71,6 +71,23 @@ class ScaleDiagnostic:
         return "\n".join([f"d_key = {self.d_key}", head, *lines])
 
 
+class ScaleDiagnostics(dict[Site, ScaleDiagnostic]):
+    """The `ScaleDiagnostic` of each layer; prints as a table, "without its scale → with it"."""
+
+    def __repr__(self) -> str:
+        head = ["layer", "d_key", "scale", *(f.name.replace("_", " ") for f in fields(Softmax))]
+        rows = [head, *(_table_row(site, found) for site, found in self.items())]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+        padded = ([c.rjust(w) for c, w in zip(row, widths, strict=True)] for row in rows)
+        return "\n".join("  ".join(cells) for cells in padded)
+
+
+def _table_row(site: Site, found: ScaleDiagnostic) -> list[str]:
+    pairs = zip(astuple(found.unscaled), astuple(found.scaled), strict=True)
+    figures = [f"{without:.3g} → {scaled:.3g}" for without, scaled in pairs]
+    return [f"{site.prefix}L{site.layer}", str(found.d_key), f"{found.scale:.4g}", *figures]
+
+
 def scale_diagnostic(
     q: Float[Tensor, "batch head query d_key"],
     k: Float[Tensor, "batch kv_head key d_key"],
@@ -127,7 +144,7 @@ def diagnose_scales(
     model: nn.Module,
     inputs: Tensor,
     mask: Bool[Tensor, "batch pos"] | None = None,
-) -> Mapping[Site, ScaleDiagnostic]:
+) -> ScaleDiagnostics:
     """`scale_diagnostic` of every attention layer of a model, from one run on `inputs`.
 
     Args:
@@ -135,6 +152,9 @@ def diagnose_scales(
         inputs: token ids [batch, pos]; for modules of our own whatever they read.
         mask: True where a token stands; None means everywhere. Only for transformers models and a
             single `HookedAttention`.
+
+    Returns:
+        A dict by site that prints as a table.
 
     Raises:
         InputError: the model has no attention that can be hooked, or no query sees two keys.
@@ -144,11 +164,11 @@ def diagnose_scales(
         >>> from headatlas.interp.layers.config import AttentionConfig
         >>> layer = HookedAttention(AttentionConfig(d_model=256, n_heads=1))
         >>> x = torch.randn(1, 64, 256, generator=torch.Generator().manual_seed(0))
-        >>> [found] = diagnose_scales(layer, x).values()
+        >>> found = diagnose_scales(layer, x)[layer.site]
         >>> found.unscaled.max_weight > 0.8 > 0.3 > found.scaled.max_weight
         True
     """
-    found: dict[Site, ScaleDiagnostic] = {}
+    found = ScaleDiagnostics()
 
     def see(call: AttentionCall) -> None:
         found[call.site] = scale_diagnostic(call.q, call.k, mask=call.mask, scores=call.scores)

@@ -1,57 +1,98 @@
 """A model whose attention is set by hand: every head puts a chosen mass where we say.
 
-A GPT-2 whose residual stream holds one-hot codes: the token, the position, and (after layer 0)
-the previous token. A head's query and key matrices give one score to the pairs of its relation
-and another to the first position, so its mass on the relation is exactly the sigmoid of their
-difference; the rest of the weight rests on the sink.
+A GPT-2 whose residual stream holds one-hot codes: the token, the position, (after layer 0) the
+previous token, and what the unembedding reads. A head's query and key matrices give one score to
+the pairs of its relation and another to the first position, so its mass on the relation is exactly
+the sigmoid of their difference (noise aside); the rest of the weight rests on the sink. A live head
+moves the code of the token it attends to into the slot that the unembedding reads.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 VOCAB, POSITIONS = 120, 64
-_WIDTH, _HEADS = 400, 2
-_D_HEAD = _WIDTH // _HEADS
+_HEADS = 2
 _TOKEN, _POS, _PREV = 0, VOCAB, VOCAB + POSITIONS  # where each code starts
-_BALANCE, _ANCHOR = _WIDTH - 3, _WIDTH - 2
+_OUT = _PREV + VOCAB
+_BALANCE = _OUT + VOCAB
+_ANCHOR = _BALANCE + 1
+_WIDTH = _ANCHOR + 3
+_D_HEAD = _WIDTH // _HEADS
 _ANCHOR_SIZE = 400.0  # dwarfs the codes, so that LayerNorm's scale is the same for every row
 _MATCH = 25.0  # score of a matching pair, in nats above a pair of no interest
 _SINK = _D_HEAD - 1
+_NOISE = slice(VOCAB + POSITIONS, _D_HEAD - 1)  # dimensions of a head that no relation uses
+_COPY = 6.0  # what a live head of mass 1 adds to the logit of the token it attends to, in nats
+
+CLASSES, VARIANTS = 8, 4
+GOVERNORS = range(60, 60 + CLASSES * VARIANTS)
+"""Tokens that a `lexical` head is to find: `VARIANTS` of each of `CLASSES` classes."""
+DEPENDENTS = range(100, 100 + CLASSES)
+"""Tokens that look for a governor of their class."""
 
 
-def planted_model(*layers: tuple[tuple[str, float], tuple[str, float]]) -> GPT2LMHeadModel:
-    """Build the model; each layer is two (relation, mass) pairs.
+@dataclass(frozen=True)
+class Plant:
+    """One head.
 
-    Relations: `offset-1` … `offset-9`, `first`, `duplicate`, `induction`. Layer 0 must start with
-    `("offset-1", 1.0)`, which writes the previous token's code for induction heads to read.
+    Args:
+        relation: `offset-1` … `offset-9`, `first`, `duplicate`, `induction` or `lexical` (a
+            dependent's earlier governors of its class).
+        mass: weight on the relation's keys in rows that have some; the rest goes to position 0.
+        live: whether it writes what it attends to where the unembedding reads.
+    """
+
+    relation: str
+    mass: float
+    live: bool = False
+
+
+def planted_model(
+    *layers: tuple[Plant | tuple[str, float], ...], noise: float = 0.0, seed: int = 0
+) -> GPT2LMHeadModel:
+    """Build the model; each layer is two heads.
+
+    Layer 0 must start with `("offset-1", 1.0)`, which writes the previous token's code for
+    induction heads to read.
+
+    Args:
+        layers: heads of each layer; a pair is a `Plant` that is not live.
+        noise: standard deviation of a random score for each pair of tokens, in nats.
+        seed: seed of the noise.
     """
     config = GPT2Config(
         vocab_size=VOCAB, n_positions=POSITIONS, n_embd=_WIDTH, n_layer=len(layers),
         n_head=_HEADS, n_inner=4, bos_token_id=0, eos_token_id=0, pad_token_id=None,
-        attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
+        attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, tie_word_embeddings=False,
     )  # fmt: skip
     model = GPT2LMHeadModel(config).eval()
+    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.fill_(1.0 if name.endswith("weight") and "ln_" in name else 0.0)
         _embed(model)
         for block, heads in zip(model.transformer.h, layers, strict=True):
-            for head, (relation, mass) in enumerate(heads):
-                _plant(block.attn, head, relation, mass)
-        copy = model.transformer.h[0].attn
-        _copy_token(copy)
+            for head, given in enumerate(heads):
+                plant = given if isinstance(given, Plant) else Plant(*given)
+                _plant(block.attn, head, plant.relation, plant.mass)
+                _disturb(block.attn, head, noise, generator)
+                if plant.live:
+                    _move(block.attn, head, _OUT, _COPY / _gain())
+        _move(model.transformer.h[0].attn, 0, _PREV, 1.0)
     return model
 
 
 def _embed(model: GPT2LMHeadModel) -> None:
-    """One-hot codes, each balanced to sum zero, and the anchor."""
+    """One-hot codes, each balanced to sum zero, the anchor, and an unembedding of its own slot."""
     tokens, positions = model.transformer.wte.weight, model.transformer.wpe.weight
     for token in range(VOCAB):
         tokens[token, _TOKEN + token], tokens[token, _BALANCE] = 1.0, -1.0
+        model.lm_head.weight[token, _OUT + token] = 1.0
     for position in range(POSITIONS):
         positions[position, _POS + position], positions[position, _BALANCE] = 1.0, -1.0
     positions[:, _ANCHOR], positions[:, _ANCHOR + 1] = _ANCHOR_SIZE, -_ANCHOR_SIZE
@@ -62,10 +103,15 @@ def _gain() -> float:
     return math.sqrt(_WIDTH / (2 * _ANCHOR_SIZE**2))
 
 
+def _views(attention, head: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The query and key weights of a head; Conv1D: [in, q|k|v]."""
+    weight, start = attention.c_attn.weight, head * _D_HEAD
+    return weight[:, start : start + _D_HEAD], weight[:, _WIDTH + start :][:, :_D_HEAD]
+
+
 def _plant(attention, head: int, relation: str, mass: float) -> None:
-    weight, bias = attention.c_attn.weight, attention.c_attn.bias  # Conv1D: [in, q|k|v]
-    query = weight[:, head * _D_HEAD : (head + 1) * _D_HEAD]
-    key = weight[:, _WIDTH + head * _D_HEAD : _WIDTH + (head + 1) * _D_HEAD]
+    bias = attention.c_attn.bias
+    query, key = _views(attention, head)
     scale = math.sqrt(_D_HEAD) / _gain() ** 2
     if relation.startswith("offset"):
         offset = int(relation.removeprefix("offset"))
@@ -81,6 +127,11 @@ def _plant(attention, head: int, relation: str, mass: float) -> None:
         for position in range(POSITIONS):  # never the row itself
             key[_POS + position, VOCAB + position] = 1.0
             query[_POS + position, VOCAB + position] = -2 * _MATCH * scale
+    elif relation == "lexical":
+        for place, token in enumerate(GOVERNORS):
+            key[_TOKEN + token, place // VARIANTS] = 1.0
+        for place, token in enumerate(DEPENDENTS):
+            query[_TOKEN + token, place] = _MATCH * scale
     elif relation != "first":
         raise ValueError(relation)
     if mass < 1.0 or relation == "first":
@@ -90,10 +141,26 @@ def _plant(attention, head: int, relation: str, mass: float) -> None:
         bias[head * _D_HEAD + _SINK] = sink * math.sqrt(_D_HEAD) / _gain()
 
 
-def _copy_token(attention) -> None:
-    """Head 0 moves the token's code of the key it attends to into the slot for the previous one."""
-    value = attention.c_attn.weight[:, 2 * _WIDTH : 2 * _WIDTH + _D_HEAD]
-    out = attention.c_proj.weight
-    for token in range(VOCAB):
+def _disturb(attention, head: int, noise: float, generator: torch.Generator) -> None:
+    """Add a random score to each pair of tokens."""
+    if not noise:
+        return
+    query, key = _views(attention, head)
+    width = len(range(*_NOISE.indices(_D_HEAD)))
+    both = torch.randn(2, VOCAB, width, generator=generator)
+    scale = math.sqrt(_D_HEAD) / (_gain() ** 2 * math.sqrt(width))
+    query[_TOKEN : _TOKEN + VOCAB, _NOISE] = both[0] * noise * scale
+    key[_TOKEN : _TOKEN + VOCAB, _NOISE] = both[1]
+
+
+def _move(attention, head: int, to: int, size: float) -> None:
+    """Add the code of the token that a head attends to in a slot of the residual stream.
+
+    A BOS is never predicted: a head that rests on it says nothing.
+    """
+    value = attention.c_attn.weight[:, 2 * _WIDTH + head * _D_HEAD :][:, :_D_HEAD]
+    out = attention.c_proj.weight[head * _D_HEAD : (head + 1) * _D_HEAD]
+    for token in range(1 if to == _OUT else 0, VOCAB):
         value[_TOKEN + token, token] = 1.0 / _gain()
-        out[token, _PREV + token], out[token, _BALANCE] = 1.0, -1.0
+        out[token, to + token] = size
+        out[token, _BALANCE] = out[token, _BALANCE] - size

@@ -1,4 +1,4 @@
-"""Fifteen thousand blocks on a tiny model, and what they leave behind, as JSON.
+"""Fifteen thousand blocks on a tiny model, then all else that hooks; what they leave, as JSON.
 
     python -m tests.interp.leaks
 
@@ -8,18 +8,27 @@ A process of its own: the type checks of the test suite make a block ten times a
 import gc
 import json
 import sys
+import threading
 
 import psutil
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from headatlas.interp import attach as attach_module
-from headatlas.interp import placement, switch
+from headatlas.interp import forward, placement, switch, watch
 from headatlas.interp.attach import attach
+from headatlas.interp.attention_call import TARGETS
+from headatlas.interp.capture import capture
 from headatlas.interp.intervention import edits_for
-from headatlas.interp.interventions import gate, intervene, zero
+from headatlas.interp.interventions import gate, intervene, run, zero
+from headatlas.interp.layers import hooks as layer_hooks
+from headatlas.interp.layers.attention import HookedAttention
+from headatlas.interp.layers.config import AttentionConfig
+from headatlas.interp.layers.hooks import attach_layers
+from headatlas.interp.watch import watch_calls
 
 ROUND = 5_000
+TURNS = 100  # of everything else
 IDS = torch.tensor([[1, 2, 3]])
 
 
@@ -53,6 +62,26 @@ def cycle(model, times):
             pass
 
 
+@torch.no_grad()
+def beside(model, layer, times):
+    """Captures, runs with interventions at every target, watched modules, layers, threads."""
+    for _ in range(times):
+        capture(model, None, IDS)
+        run(model, IDS, [gate("L0H0", 0.5, target) for target in TARGETS])
+        seen = []
+        with (
+            watch_calls(model.modules(), lambda *event, seen=seen: seen.append(event)),
+            attach_layers(layer, observers=[seen.append]),
+            attach(model),
+            intervene(model, zero("L0H1", "pattern")),  # nested
+        ):
+            model(IDS)
+            layer(torch.zeros(1, 3, 8))
+            thread = threading.Thread(target=cycle, args=(model, 2))
+            thread.start()
+            thread.join()
+
+
 def held():
     """Objects that the garbage collector tracks, blocks of Python's allocator, resident bytes."""
     gc.collect()
@@ -62,18 +91,22 @@ def held():
 def traces(model):
     """Where hooking could leave something."""
     return {
-        "hooks": sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()),
+        "hooks": sum(
+            len(m._forward_hooks) + len(m._forward_hooks_with_kwargs) + len(m._forward_pre_hooks)
+            for m in model.modules()
+        ),
         "attributes": sum(len(module.__dict__) for module in model.modules()),
         "implementation": model.config._attn_implementation,
-        "held": len(switch._HELD),
+        "held": len(switch._HELD) + len(forward._HELD),
         "acting": len(attach_module._ACTING),
-        "frames": len(attach_module._FRAMES.get()),
+        "frames": len(attach_module._FRAMES.get()) + len(layer_hooks._FRAMES.get()),
+        "watching": len(watch._WATCHING.get()),
         "noted": len(placement._NOTED),
     }
 
 
 def main():
-    """Print what there was before, and after each of three rounds."""
+    """Print what there was before, and after each of three rounds, of both kinds."""
     torch.set_num_threads(1)
     model = tiny_model()
     cycle(model, 500)  # tables of torch, transformers and the interpreter fill
@@ -81,6 +114,13 @@ def main():
     for _ in range(3):
         cycle(model, ROUND)
         report["held"].append(held())
+    report["traces"].append(traces(model))
+    layer = HookedAttention(AttentionConfig(d_model=8, n_heads=2)).eval()
+    beside(model, layer, 20)
+    report["beside"] = [held()]
+    for _ in range(3):
+        beside(model, layer, TURNS)
+        report["beside"].append(held())
     report["traces"].append(traces(model))
     print(json.dumps(report))
 

@@ -4,7 +4,9 @@ import torch
 from headatlas.interp import attach as attach_module
 from headatlas.interp import switch
 from headatlas.interp.attach import Edit, attach
+from headatlas.interp.attention_call import TARGETS
 from headatlas.interp.errors import InputError
+from headatlas.interp.interventions import gate, intervene, run, zero
 from headatlas.interp.sites import attention_sites
 
 from .edits import IDS, assert_same_state, logits, state
@@ -21,7 +23,7 @@ class TestState:
         assert_same_state(before, state(model))
         assert torch.equal(rng, torch.get_rng_state())
 
-    @pytest.mark.parametrize("where", ["observer", "edit", "body", "forward"])
+    @pytest.mark.parametrize("where", ["observer", *TARGETS, "body", "forward"])
     def test_untouched_after_an_exception(self, tiny, where):
         model = tiny("llama")
         own = logits(model)
@@ -31,7 +33,7 @@ class TestState:
             raise RuntimeError("stop here")
 
         observers = [fail] if where == "observer" else []
-        edits = [Edit("z", fail)] if where == "edit" else []
+        edits = [Edit(where, fail)] if where in TARGETS else []
 
         def run():
             with attach(model, observers=observers, edits=edits):
@@ -45,6 +47,26 @@ class TestState:
         assert switch._HELD == {}
         assert attach_module._FRAMES.get() == ()
         assert torch.equal(logits(model), own)
+
+    @pytest.mark.parametrize("target", TARGETS)
+    @pytest.mark.parametrize("head", ["L0H1", "L0KV1"])
+    def test_untouched_after_an_exception_under_an_intervention(self, tiny, target, head):
+        model = tiny("llama").train()
+        model.lm_head.eval()
+        before, rng = state(model), torch.get_rng_state()
+
+        def stop():
+            with intervene(model, zero("L1H0", "z")), intervene(model, zero(head, target)):
+                run(model, IDS, gate(head, 0.5, target))
+                raise RuntimeError("stop here")
+
+        with pytest.raises(RuntimeError, match="stop here"):
+            stop()
+        assert_same_state(before, state(model))
+        assert switch._HELD == {}
+        assert attach_module._FRAMES.get() == ()
+        assert attach_module._ACTING == []
+        assert torch.equal(rng, torch.get_rng_state())
 
     def test_configs_that_differ_are_each_restored(self, tiny):
         model = tiny("t5")

@@ -29,6 +29,17 @@ def saved(tiny, tmp_path_factory):
     return path
 
 
+def rewrite_without_decoder_length(path):
+    """Make it a file as the first version of this schema wrote it."""
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.offset_keys()}
+        metadata = file.metadata()
+    known = json.loads(metadata["headatlas_cache"])
+    del known["decoder_length"]
+    path.unlink()
+    save_file(tensors, path, metadata | {"headatlas_cache": json.dumps(known)})
+
+
 class TestRoundTrip:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
     @pytest.mark.parametrize("family", ["llama", "t5", "gpt_neox"])
@@ -60,6 +71,21 @@ class TestRoundTrip:
         assert len(cache) == 4
         with pytest.raises(InputError, match="was not captured"):
             cache["v", 0]
+
+    def test_files_from_before_decoder_lengths(self, tiny, tmp_path):
+        """Of one stack they load as ever; of a decoder the error says what to do."""
+        for family, kind in (("llama", "pattern"), ("t5", "enc.blocks.0.attn.hook_z")):
+            path = tmp_path / f"{family}.safetensors"
+            own = capture(tiny(family), None, IDS, names_filter=kind, save=path)
+            rewrite_without_decoder_length(path)
+            old = load_cache(path)
+            assert list(old) == list(own)
+            assert old.tokens == own.tokens
+            assert all(torch.equal(old[name], own[name]) for name in own)
+        capture(tiny("t5"), None, IDS, names_filter="z", save=path)
+        rewrite_without_decoder_length(path)
+        with pytest.raises(InputError, match="is of a decoder, whose decoder_length it does not"):
+            load_cache(path)
 
     def test_it_is_an_ordinary_safetensors_file(self, saved):
         with safe_open(saved, framework="pt") as file:
@@ -213,7 +239,7 @@ class TestHostileFiles:
             ),
             (
                 lambda k, t: t.update({"dec.blocks.1.attn.hook_v": torch.zeros(2, 6, 2, 8)}) or k,
-                "is of a decoder, but",
+                "is of a decoder, whose",
             ),
             (
                 lambda k, t: t.update({"blocks.1.attn.hook_v": torch.zeros(2, 5, 2, 8)}) or k,

@@ -1,10 +1,12 @@
 """Configs by name: no weights, nothing executed, clear errors."""
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig
@@ -81,6 +83,26 @@ def test_names_that_are_refused(tmp_path):
     ):  # fmt: skip
         with pytest.raises(InputError, match=text):
             load_config(name)
+
+
+def test_an_unreachable_hub_is_one_error_and_no_noise(monkeypatch, caplog):
+    logger = logging.getLogger("huggingface_hub.utils._http")
+    before = logger.getEffectiveLevel()
+
+    def fetch(name, file):
+        logger.warning("Retrying in 1s [Retry 1/5].")
+        raise LocalEntryNotFoundError("nothing answered")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
+    with caplog.at_level(logging.WARNING), pytest.raises(InputError) as caught:
+        load_config("owner/model")
+    assert caplog.records == []
+    assert str(caught.value) == (
+        "no model 'owner/model': it is not built in, not a folder here, and the hub gave nothing "
+        "(ConnectionError: it cannot be reached, and no copy of the config is kept here). Built "
+        "in: tiny, smollm2-135m; else a .gguf file, a folder or a hub id."
+    )
+    assert logger.getEffectiveLevel() == before
 
 
 @given(st.binary(max_size=60))

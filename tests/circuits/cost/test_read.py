@@ -1,6 +1,7 @@
 """Shapes read from models and configs, against torch's flop counter and real cache tensors."""
 
 import contextlib
+import copy
 import json
 from collections import defaultdict
 from types import SimpleNamespace
@@ -11,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModel, MambaConfig
+from transformers import AutoConfig, AutoModel, LlamaConfig, MambaConfig
 
 from headatlas.circuits.cost.kv_cache import cache_bytes, cache_variants
 from headatlas.circuits.cost.read import attention_shapes, config_shapes
+from headatlas.circuits.cost.report import cost
 from headatlas.circuits.cost.shapes import AttentionShapes, LatentShape, uniform_shapes
 from headatlas.circuits.cost.totals import decode_cost, prefill_cost
 from headatlas.interp.errors import InputError
@@ -299,6 +301,43 @@ def test_any_config_gives_shapes_or_a_clear_error(tmp_path_factory, family, chan
     folder = save_config(tmp_path_factory.getbasetemp() / "fuzzed", config)
     with contextlib.suppress(InputError):
         assert prefill_cost(attention_shapes(folder), 3).flops > 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_config_object_counts_as_its_model_does(tiny, family):
+    config = AutoConfig.for_model(family, **FAMILIES[family])
+    before = copy.deepcopy(config.__dict__)
+    if family in SEQ2SEQ_FAMILIES:
+        with pytest.raises(InputError, match="encoder-decoder pair"):
+            cost(config)
+    else:
+        expected = attention_shapes(tiny(family, attn="eager")).layers
+        assert cost(config, seq_len=64).shapes.layers == expected
+    assert config.__dict__ == before
+
+
+def test_a_config_of_a_model_that_also_sees():
+    text = {**DECODER, "head_dim": 8, "layer_types": ["full_attention"] * 2}
+    config = AutoConfig.for_model("gemma3", text_config=text)
+    assert [layer.n_heads for layer in attention_shapes(config).layers] == [4, 4]
+
+
+@pytest.mark.usefixtures("as_users_call")
+@pytest.mark.parametrize("source", [3, None, {"hidden_size": 8}, LlamaConfig, b"tiny"])
+def test_what_is_no_model(source):
+    with pytest.raises(InputError, match=r"attention is counted of .*; got "):
+        cost(source)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), hostile, max_size=3))
+@settings(max_examples=40, deadline=None)
+def test_any_config_object_gives_shapes_or_a_clear_error(changes):
+    config = LlamaConfig(**DECODER)
+    for key, value in changes.items():
+        with contextlib.suppress(Exception):  # of the config's own checks
+            setattr(config, key, value)
+    with contextlib.suppress(InputError):
+        assert prefill_cost(attention_shapes(config), 3).flops > 0
 
 
 @pytest.mark.real

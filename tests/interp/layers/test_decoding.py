@@ -28,12 +28,18 @@ def decode(layer, x, pieces, *, padding=None, absorb=False):
 
 
 @settings(max_examples=30, deadline=None)
-@given(config=configs(), pieces=splits(9), seed=st.integers(0, 99))
-def test_decoding_in_pieces_equals_the_full_forward(config, pieces, seed):
+@given(
+    config=configs(),
+    pieces=splits(9),
+    padded=st.sampled_from(["none", "left", "right", "gap", "whole"]),
+    seed=st.integers(0, 99),
+)
+def test_decoding_in_pieces_equals_the_full_forward(config, pieces, padded, seed):
     layer, x = layer_of(config, seed=seed), inputs(2, 9, seed=seed)
+    padding = paddings(2, 9)[padded]
     for absorb in (False, True)[: 1 + (config.latent is not None)]:
-        out, _ = decode(layer, x, pieces, absorb=absorb)
-        torch.testing.assert_close(out, layer(x), **TIGHT)
+        out, _ = decode(layer, x, pieces, padding=padding, absorb=absorb)
+        torch.testing.assert_close(out, layer(x, padding=padding), **TIGHT)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -144,6 +150,48 @@ def test_no_tokens():
         torch.testing.assert_close(out, layer(x), **TIGHT)
 
 
+def held(cache):
+    """What the fields of a cache hold, tensors as copies."""
+    return {
+        name: value.clone() if name != "dropped" else value for name, value in vars(cache).items()
+    }
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 5])
+@pytest.mark.parametrize("latent", [None, Latent(10, 4, 6, 5)])
+@pytest.mark.parametrize("padded", ["none", "left", "gap", "whole"])
+def test_an_empty_step_changes_nothing(window, latent, padded):
+    config = AttentionConfig(16, 4, latent=latent, rope=Rope(), traits=Traits(window=window))
+    layer, x, padding = layer_of(config), inputs(2, 7), paddings(2, 7)[padded]
+    observed = []
+    _, cache = layer.decode(x[:, :4], padding=padding[:, :4])
+    before = held(cache)
+    with attach_layers(layer, observers=[lambda call: observed.append(call.probe(top=True))]):
+        for absorb in (False, True)[: 1 + (latent is not None)]:
+            out, after = layer.decode(x[:, 4:4], cache, padding=padding[:, :4], absorb=absorb)
+            assert out.shape == (2, 0, 16)
+            assert observed[-1].top_key.shape == (2, 4, 0)
+            for seen in (held(cache), held(after)):
+                torch.testing.assert_close(seen, before, rtol=0, atol=0)
+    rest, _ = layer.decode(x[:, 4:], after, padding=padding)
+    torch.testing.assert_close(rest, layer(x, padding=padding)[:, 4:], **TIGHT)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3])
+def test_an_empty_first_chunk_with_padding(window):
+    layer = layer_of(AttentionConfig(16, 4, rope=Rope(), traits=Traits(window=window)))
+    x, padding = inputs(2, 5), paddings(2, 5)["left"]
+    assert layer(x[:, :0], padding=padding[:, :0]).shape == (2, 0, 16)
+    assert layer.trace(x[:, :0], padding=padding[:, :0]).pattern.shape == (2, 4, 0, 0)
+    for target in ("scores", "pattern"):
+        with attach_layers(layer, edits=[Edit(target, lambda _, value: value * 0.5)]):
+            assert layer(x[:, :0], padding=padding[:, :0]).shape == (2, 0, 16)
+    out, cache = decode(layer, x, [0, 3, 2], padding=padding)
+    torch.testing.assert_close(out, layer(x, padding=padding), **TIGHT)
+    with pytest.raises(InputError, match=r"\[2, 5\], the cached tokens included; got \[2, 0\]"):
+        layer.decode(x[:, :0], cache, padding=padding[:, :0])
+
+
 @pytest.mark.parametrize("target", ["q", "k", "v", "scores", "pattern", "z"])
 @pytest.mark.parametrize("name", ["gqa", "mla"])
 def test_edits_in_decoding_do_what_they_do_at_once(name, target):
@@ -189,6 +237,8 @@ class TestErrors:
             layer_of(VARIANTS["gqa"]).decode(x, keys)
         with pytest.raises(InputError, match=r"holds tensors \[1, 4, 3, 4\].*\[2, 4, 3, 4\]"):
             layer_of(VARIANTS["mha"]).decode(inputs(2, 3), keys)
+        with pytest.raises(InputError, match="cannot add a LatentCache to a KVCache"):
+            keys.extend(latents)
         with pytest.raises(InputError, match=r"holds torch.float64.*now gives torch.float32"):
             layer_of(VARIANTS["mha"]).float().decode(x.float(), keys)
 

@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 import torch
@@ -103,6 +104,21 @@ def test_on_several_layers_of_our_own():
     found = diagnose_scales(stack, inputs(1, 8, 64, dtype=torch.float32))
     assert [site.module for site in found] == ["0", "1"]
     assert "d_key = 32" in repr(next(iter(found.values())))
+
+
+def test_several_layers_print_as_a_table():
+    stack = torch.nn.Sequential(layer_of(VARIANTS["gqa"]), layer_of(VARIANTS["mla"]))
+    found = diagnose_scales(stack, inputs(1, 8))
+    head, *rows = repr(found).splitlines()
+    assert head.split()[:5] == ["layer", "d_key", "scale", "logit", "variance"]
+    assert len({len(line) for line in (head, *rows)}) == 1
+    for number, (row, seen) in enumerate(zip(rows, found.values(), strict=True)):
+        cells = re.split(r"\s{2,}", row.strip())
+        assert cells[:3] == [f"L{number}", str(seen.d_key), f"{seen.scale:.4g}"]
+        assert cells[3] == (
+            f"{seen.unscaled.logit_variance:.3g} → {seen.scaled.logit_variance:.3g}"
+        )
+        assert len(cells) == 8
 
 
 def test_nothing_to_look_at():

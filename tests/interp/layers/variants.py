@@ -115,9 +115,10 @@ def configs(draw):
 
 @st.composite
 def splits(draw, total):
-    """Positive piece lengths that add up to `total`."""
+    """Piece lengths that add up to `total`, empty ones among them."""
     pieces, left = [], total
     while left:
+        pieces += [0] * draw(st.integers(0, 1))
         pieces.append(draw(st.integers(1, left)))
         left -= pieces[-1]
-    return pieces
+    return pieces + [0] * draw(st.integers(0, 1))
