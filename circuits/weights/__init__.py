@@ -1,0 +1,1 @@
+"""What weights alone say of heads: OV and QK circuits, composition, copying, redundancy."""
