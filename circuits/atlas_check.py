@@ -9,11 +9,14 @@ from typing import Any
 import pandas as pd
 
 from ..interp.errors import InputError
-from ..interp.probes import PROMPT_SETS
+from ..interp.probes import PROMPT_SETS as TOKEN_SETS
 from .grade import GRADES
 
 SCHEMA_VERSION = 1
 """Raised when a reader of the old files would misread the new ones."""
+
+PROMPT_SETS = (*TOKEN_SETS, "treebank")
+"""Sets of documents that rows may rest on: those of the battery, and parsed documents."""
 
 COLUMNS = (
     "site", "layer", "head", "kind", "score", "expected", "excess", "low", "high", "n", "grade",

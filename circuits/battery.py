@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..interp.conllu import read_conllu
 from ..interp.errors import InputError
+from ..interp.grammar import Grammar
+from ..interp.made_prompts import ngram_prompts, topic_prompts
+from ..interp.parsed import Parsed, from_grammar
 from ..interp.probes import (
     MIN_PROMPTS,
     MIN_TOKENS,
@@ -20,26 +24,14 @@ from ..interp.probes import (
     token_pool,
 )
 from ..interp.tokens import bos_token, context_length
+from .arguments import whole_number
 from .kind import Kind
+from .words.prompts import WordPrompts, word_prompts
 
 _CLASSIC_PROMPTS = 16
 _MOST_DRAWS = 1000
+_DOCUMENTS, _MOST_DOCUMENTS = 64, 512
 _SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
-
-
-def whole_number(name: str, value: Any, least: int) -> int:
-    """The value as an int; NumPy's integers are taken, bools are not.
-
-    Raises:
-        InputError: it is no whole number, or below `least`; the message calls it `name`.
-    """
-    try:
-        number = None if isinstance(value, bool | np.bool_) else operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or number < least:
-        raise InputError(f"{name} is a whole number of at least {least}; got {value!r}.")
-    return number
 
 
 @dataclass(frozen=True)
@@ -47,29 +39,36 @@ class Battery:
     """How much text to score on.
 
     Args:
-        prompts: documents per prompt set; at least 16.
+        prompts: documents per prompt set, at least 16; or `"auto"`: as many as it takes for the
+            labels to settle (`settle`), 512 at most.
         seq_len: tokens per document, BOS included; None takes 256, or the model's context.
         text: running text for the natural set; None generates it.
         prepend_bos: True, False, or None for the tokenizer's habit.
         null_draws: permutations of the content labels to score beside the true ones.
         seed: seed of prompts, sampled rows, halves and bootstrap.
+        treebank: parsed documents for the kinds between words, or the path of a CoNLL-U file; kept
+            as a tuple of `Parsed`. None takes as many documents of the
+            built-in grammar as there are prompts.
 
     Raises:
         InputError: one of them is not of the sort described.
     """
 
-    prompts: int = 64
+    prompts: int | str = _DOCUMENTS
     seq_len: int | None = None
     text: str | None = None
     prepend_bos: bool | None = None
     null_draws: int = 0
     seed: int = 0
+    treebank: Any = None
 
     def __post_init__(self) -> None:
         least = {"prompts": MIN_PROMPTS, "seq_len": MIN_TOKENS, "null_draws": 0, "seed": 0}
         for name, low in least.items():
             value = getattr(self, name)
-            if value is not None or name != "seq_len":
+            if not (name == "seq_len" and value is None) and not (
+                name == "prompts" and self.settles
+            ):
                 object.__setattr__(self, name, whole_number(name, value, low))
         if self.null_draws > _MOST_DRAWS:
             raise InputError(f"at most {_MOST_DRAWS} null draws; got {self.null_draws}.")
@@ -79,9 +78,35 @@ class Battery:
             object.__setattr__(self, "prepend_bos", bool(self.prepend_bos))
         if self.prepend_bos is not None and not isinstance(self.prepend_bos, bool):
             raise InputError(f"prepend_bos is True, False or None; got {self.prepend_bos!r}.")
+        if self.treebank is not None:
+            object.__setattr__(self, "treebank", _documents(self.treebank))
 
-    def check(self, kinds: Sequence[Kind]) -> None:
+    @property
+    def settles(self) -> bool:
+        """Whether documents are added until the labels have settled."""
+        return self.prompts == "auto"
+
+    @property
+    def n_prompts(self) -> int:
+        """Documents to make per prompt set; where labels are to settle, the most there can be."""
+        return _MOST_DOCUMENTS if isinstance(self.prompts, str) else self.prompts
+
+    @property
+    def documents(self) -> tuple[Parsed, ...]:
+        """The parsed documents that kinds between words are scored on."""
+        if self.treebank is not None:
+            return self.treebank
+        return tuple(
+            from_grammar(d)
+            for d in Grammar(self.seed).documents(_DOCUMENTS if self.settles else self.n_prompts)
+        )
+
+    def check(self, kinds: Sequence[Kind], *, words: bool = False) -> None:
         """Refuse what was asked for but would not take place with these kinds.
+
+        Args:
+            kinds: kinds on tokens.
+            words: whether there are kinds between words beside them.
 
         Raises:
             InputError: a text that no kind reads, or null draws where no labels are permuted.
@@ -92,7 +117,7 @@ class Battery:
                 f"no kind among {names} is scored on natural text, so the text would go unread; "
                 "leave it out, or add a kind such as delimiter."
             )
-        if self.null_draws and not any(kind.is_permuted for kind in kinds):
+        if self.null_draws and not words and not any(kind.is_permuted for kind in kinds):
             raise InputError(
                 f"null draws permute the labels of content kinds only, those whose null is the "
                 f"profile and whose variants do not compete; {names} has none. Add a kind such as "
@@ -114,19 +139,39 @@ class Battery:
         sets = {}
         if "random" in wanted:
             sets["random"] = random_prompts(
-                pool, self.prompts, seq_len, bos_id=bos, seed=self.seed, causal=causal
+                pool, self.n_prompts, seq_len, bos_id=bos, seed=self.seed, causal=causal
             )
         if "natural" in wanted and tokenizer is not None:
             sets["natural"] = natural_prompts(
-                tokenizer, self.prompts, seq_len, text=self.text,
+                tokenizer, self.n_prompts, seq_len, text=self.text,
                 prepend_bos=bos is not None, seed=self.seed, causal=causal,
             )  # fmt: skip
         if "classic" in wanted:
             sets["classic"] = classic_prompts(
-                pool, min(self.prompts, _CLASSIC_PROMPTS), seq_len, bos_id=bos,
+                pool, min(self.n_prompts, _CLASSIC_PROMPTS), seq_len, bos_id=bos,
+                seed=self.seed, causal=causal,
+            )  # fmt: skip
+        if "ngrams" in wanted:
+            sets["ngrams"] = ngram_prompts(
+                pool, self.n_prompts, seq_len, bos_id=bos, seed=self.seed, causal=causal
+            )
+        if "topics" in wanted and tokenizer is not None:
+            sets["topics"] = topic_prompts(
+                tokenizer, self.n_prompts, seq_len, prepend_bos=bos is not None,
                 seed=self.seed, causal=causal,
             )  # fmt: skip
         return sets
+
+    def word_prompts(self, model: Any, tokenizer: Any, *, causal: bool) -> WordPrompts:
+        """The parsed documents as tokens, cut at the ends of sentences to the sequence length.
+
+        Raises:
+            InputError: the length does not fit the model, or the tokenizer gives no places.
+        """
+        return word_prompts(
+            tokenizer, self.documents, seq_len=self._fit(model), prepend_bos=self.prepend_bos,
+            causal=causal,
+        )  # fmt: skip
 
     def _fit(self, model: Any) -> int:
         """The sequence length, checked against the model's context."""
@@ -143,6 +188,23 @@ class Battery:
                 f"pass a sequence length of {context} or less."
             )
         return seq_len
+
+
+def _documents(treebank: Any) -> tuple[Parsed, ...]:
+    """Parsed documents as they were passed, or read from a CoNLL-U file."""
+    if isinstance(treebank, str | Path):
+        return tuple(read_conllu(treebank))
+    if not isinstance(treebank, Iterable) or isinstance(treebank, Mapping):
+        raise InputError(
+            "a treebank is the path of a CoNLL-U file, or Parsed documents; got "
+            f"{type(treebank).__name__}."
+        )
+    documents = tuple(treebank)
+    wrong = next((d for d in documents if not isinstance(d, Parsed)), None)
+    if not documents or wrong is not None:
+        got = "none" if wrong is None else type(wrong).__name__
+        raise InputError(f"a treebank holds Parsed documents, at least one; got {got}.")
+    return documents
 
 
 def _pool(model: Any, tokenizer: Any) -> Any:

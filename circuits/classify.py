@@ -4,27 +4,39 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 import transformers
 
 from headatlas import __version__
 
 from ..interp.errors import InputError
+from ..interp.parsed import Parsed
 from ..interp.probes import Prompts
 from ..interp.sites import Site, attention_sites, hook_drift
 from ..interp.switch import configs, own_implementations
+from .asked import AnyKind, asks_for_words, choose_any_kinds, names_a_group
 from .atlas import HeadAtlas
 from .atlas_check import printable
 from .battery import Battery
 from .grade import Rule
-from .kinds import Kind, choose_kinds
+from .kinds import Kind
 from .label import label
 from .null_check import check_null
 from .score import one_direction, score
+from .settle import Settled, scorer, settle
+from .sums import Sums
+from .words.kind import WordKind
+from .words.label import WordRule, WordTests
+from .words.null_check import check_words
+from .words.prompts import SET, WordPrompts
+from .words.score import score_words
+from .words.sums import WordSums
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total) after each batch."""
@@ -34,10 +46,11 @@ def classify(
     model: Any,
     tokenizer: Any = None,
     *,
-    kinds: str | Kind | Sequence[str | Kind] | None = None,
-    prompts: int = 64,
+    kinds: AnyKind | Sequence[AnyKind] | None = None,
+    prompts: int | str = 64,
     seq_len: int | None = None,
     text: str | None = None,
+    treebank: str | Path | Sequence[Parsed] | None = None,
     prepend_bos: bool | None = None,
     null_draws: int = 0,
     rule: Rule | None = None,
@@ -58,11 +71,19 @@ def classify(
         model: a transformers model.
         tokenizer: its tokenizer; without one, kinds that need text are left out (and asking for
             them is an error), and positional kinds are judged on random tokens alone.
-        kinds: names, `Kind` values or a list of both; None takes the whole registry.
-        prompts: documents per prompt set, at least 16; under 32 the intervals are rough.
+        kinds: names, `Kind` or `WordKind` values, or a list of these; None takes every kind on
+            tokens, and with a treebank every kind between words. `syntactic` names all relations
+            in both directions, `syntactic.nsubj` one, `coreference` the mentions.
+        prompts: documents per prompt set, at least 16; under 32 the intervals are rough. `"auto"`
+            adds documents until the labels have settled (at least 95 % of them are given by both
+            halves of the documents, or stay from one round to the next), 512 at most; the rounds
+            are in `settings["settled"]`.
         seq_len: tokens per document, BOS included; None takes 256, or the model's context.
         text: running text for the natural set, refused where no kind reads that set; None
             generates it from the built-in grammar.
+        treebank: parsed documents for the kinds between words (see `read_conllu`,
+            `read_mentions`, `parse_text`), or the path of a CoNLL-U file; None, where such a kind
+            is named, takes as many documents of the built-in grammar as `prompts`.
         prepend_bos: True, False, or None for the tokenizer's habit.
         null_draws: permutations of the content labels to score beside the true ones, on each
             prompt set; the result is in `HeadAtlas.null_check`. Refused where no kind has labels
@@ -88,32 +109,116 @@ def classify(
     Reference:
         Voita 2019, Clark 2019, Olsson 2022 for the kinds; the nulls and grades are this project's.
     """
-    battery = Battery(prompts, seq_len, text, prepend_bos, null_draws, seed)
+    battery = Battery(prompts, seq_len, text, prepend_bos, null_draws, seed, treebank)
     rule = _checked_rule(rule)
     _check_tokenizer(model, tokenizer)
     sites = attention_sites(model)
-    chosen = _usable(choose_kinds(kinds), tokenizer, text, named=kinds is not None)
-    battery.check(chosen)
-    sets = battery.prompt_sets(model, tokenizer, chosen, causal=one_direction(sites))
-    sums = {}
-    for name, documents in sets.items():
-        asked = [kind for kind in chosen if name in kind.reads]
-        report = None if progress is None else _stage(progress, name, len(documents))
-        # a set that serves thresholds only needs no profile and no null draws
-        judged = any(name in kind.prompts for kind in chosen)
-        sums[name] = score(
-            model, documents, asked, seed=battery.seed, progress=report,
-            null_draws=battery.null_draws if judged else 0, profile_rows=32 if judged else 0,
-        )  # fmt: skip
-    frame = label(sums, chosen, rule, seed=battery.seed)
-    null_check = check_null(sums, rule, seed=battery.seed) if battery.null_draws else None
+    asked = _asked(kinds, battery, tokenizer)
+    battery.check(asked.kinds, words=bool(asked.words))
+    sets = battery.prompt_sets(model, tokenizer, asked.kinds, causal=one_direction(sites))
+    settled = None
+    if battery.settles and asked.kinds:
+        settled = _settle(model, battery, asked.kinds, sets, rule, progress)
+        sums = settled.sums
+    else:
+        sums = _score_sets(model, battery, asked.kinds, sets, progress)
+    words, every = None, dict[str, Prompts | WordPrompts](sets)
+    if asked.words:
+        parsed = battery.word_prompts(model, tokenizer, causal=one_direction(sites))
+        words, every[SET] = _score_between(model, battery, asked, parsed, progress), parsed
+    tests = None if words is None else WordTests(words, _word_rule(rule), battery.seed)
     return HeadAtlas(
-        frame,
+        label(sums, asked.kinds, rule, words=tests, seed=battery.seed),
         _describe(model, sites),
         _versions(),
-        _settings(battery, rule, chosen, sets),
-        null_check,
+        _settings(battery, rule, (*asked.kinds, *(words.kinds if words else ())), every, settled),
+        _null_check(battery, rule, sums, words),
     )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is to be scored: kinds on tokens, and kinds between words (each named by itself?)."""
+
+    kinds: tuple[Kind, ...]
+    words: tuple[WordKind, ...]
+    each_named: bool
+
+
+def _asked(kinds: Any, battery: Battery, tokenizer: Any) -> _Asked:
+    wanted = asks_for_words(kinds) or battery.treebank is not None
+    on_tokens, between = choose_any_kinds(kinds, battery.documents if wanted else None)
+    if battery.treebank is not None and not between:
+        raise InputError(
+            "no kind between words is named, so the treebank would go unread; leave it out, or "
+            "name syntactic or coreference among the kinds."
+        )
+    if between and tokenizer is None:
+        raise InputError(f"{between[0].name} needs text and so a tokenizer; pass the model's.")
+    named = kinds is not None
+    usable = _usable(on_tokens, tokenizer, battery.text, named=named) if on_tokens else ()
+    return _Asked(usable, between, named and not names_a_group(kinds))
+
+
+def _score_sets(
+    model: Any,
+    battery: Battery,
+    kinds: tuple[Kind, ...],
+    sets: Mapping[str, Prompts],
+    progress: Progress | None,
+) -> dict[str, Sums]:
+    """The sums of every prompt set."""
+    sums = {}
+    for name, documents in sets.items():
+        reading = [kind for kind in kinds if name in kind.reads]
+        # a set that serves thresholds only needs no profile and no null draws
+        judged = any(name in kind.prompts for kind in kinds)
+        sums[name] = score(
+            model, documents, reading, seed=battery.seed,
+            progress=_stage(progress, name, len(documents)),
+            null_draws=battery.null_draws if judged else 0, profile_rows=32 if judged else 0,
+        )  # fmt: skip
+    return sums
+
+
+def _settle(
+    model: Any,
+    battery: Battery,
+    kinds: tuple[Kind, ...],
+    sets: Mapping[str, Prompts],
+    rule: Rule,
+    progress: Progress | None,
+) -> Settled:
+    more = scorer(model, sets, kinds, seed=battery.seed, null_draws=battery.null_draws)
+    return settle(more, sets, kinds, rule, seed=battery.seed, progress=progress)
+
+
+def _score_between(
+    model: Any, battery: Battery, asked: _Asked, prompts: WordPrompts, progress: Progress | None
+) -> WordSums:
+    """The sums of the parsed documents; of kinds that nobody named, those that find links there."""
+    return score_words(
+        model, prompts, asked.words, mute="refuse" if asked.each_named else "drop",
+        null_draws=battery.null_draws, seed=battery.seed,
+        progress=_stage(progress, SET, len(prompts)),
+    )  # fmt: skip
+
+
+def _word_rule(rule: Rule) -> WordRule:
+    """The rule between words: margins of its own, in accuracy, at the same coverage."""
+    return WordRule(level=rule.level, resamples=rule.resamples)
+
+
+def _null_check(
+    battery: Battery, rule: Rule, sums: Mapping[str, Sums], words: WordSums | None
+) -> pd.DataFrame | None:
+    if not battery.null_draws:
+        return None
+    checks = [check_null(sums, rule, seed=battery.seed)]
+    if words is not None:
+        checks.append(check_words(words, rule=_word_rule(rule), seed=battery.seed))
+    kept = [check for check in checks if len(check)]
+    return pd.concat(kept, ignore_index=True) if kept else checks[0]
 
 
 def _check_tokenizer(model: Any, tokenizer: Any) -> None:
@@ -143,7 +248,7 @@ def _usable(
         return kinds
     if text is not None:
         raise InputError("a text needs a tokenizer, and this model comes without one; pass it.")
-    textless = tuple(kind for kind in kinds if kind.prompts != ("natural",))
+    textless = tuple(kind for kind in kinds if not kind.needs_text)
     if (len(textless) < len(kinds) and named) or not textless:
         names = [kind.name for kind in kinds if kind not in textless]
         raise InputError(
@@ -160,8 +265,8 @@ def _checked_rule(rule: Any) -> Rule:
     return rule
 
 
-def _stage(progress: Progress, name: str, total: int) -> Callable[[int], None]:
-    return lambda done: progress(name, done, total)
+def _stage(progress: Progress | None, name: str, total: int) -> Callable[[int], None] | None:
+    return None if progress is None else lambda done: progress(name, done, total)
 
 
 def _describe(model: Any, sites: tuple[Site, ...]) -> dict[str, Any]:
@@ -194,15 +299,24 @@ def _versions() -> dict[str, str]:
 
 
 def _settings(
-    battery: Battery, rule: Rule, kinds: tuple[Kind, ...], sets: dict[str, Prompts]
+    battery: Battery,
+    rule: Rule,
+    kinds: tuple[Kind | WordKind, ...],
+    sets: Mapping[str, Prompts | WordPrompts],
+    settled: Settled | None,
 ) -> dict[str, Any]:
     text = battery.text
+    legacy = {k.name: k.legacy.rule for k in kinds if isinstance(k, Kind) and k.legacy}
     return {
         "seed": battery.seed,
         "kinds": [kind.name for kind in kinds],
         "definitions": {kind.name: kind.definition for kind in kinds},
-        "legacy_rules": {kind.name: kind.legacy.rule for kind in kinds if kind.legacy},
-        "prompts": {name: len(documents) for name, documents in sets.items()},
+        "legacy_rules": legacy,
+        "prompts": {
+            name: len(settled.sums[name].rows) if settled and name in settled.sums else len(found)
+            for name, found in sets.items()
+        },
+        **({"settled": settled.settings()} if settled else {}),
         "seq_len": {name: int(documents.ids.shape[1]) for name, documents in sets.items()},
         "bos": any(documents.bos for documents in sets.values()),
         "null_draws": battery.null_draws,

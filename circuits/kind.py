@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..interp.errors import InputError
-from ..interp.probes import PROMPT_SETS, Prompts
+from ..interp.probes import PROMPT_SETS, TEXT_SETS, Prompts
+from .behaviour import AnyBehaviour, Behaviour, Downstream
 from .label_vectors import Labels, Variants
 from .sums import OFFSETS
 
@@ -55,6 +56,8 @@ class Kind:
         candidates: True if the variants compete and the best is chosen (on one half of the
             documents, reported on the other).
         legacy: the field's own verdict, if there is one.
+        behaviour: what removing such a head should harm, for `causal_effects`; None: the loss on
+            natural text at the rows that the kind scores.
 
     Raises:
         InputError: one of them is not of the sort described.
@@ -76,6 +79,7 @@ class Kind:
     prompts: tuple[str, ...] = ("random", "natural")
     candidates: bool = False
     legacy: Legacy | None = None
+    behaviour: AnyBehaviour | None = None
 
     def __post_init__(self) -> None:
         name = self.name
@@ -94,6 +98,11 @@ class Kind:
                 "legacy is a Legacy or None",
                 self.legacy,
             ),
+            (
+                self.behaviour is None or isinstance(self.behaviour, Behaviour | Downstream),
+                "behaviour is a Behaviour, a Downstream or None",
+                self.behaviour,
+            ),
         )
         for holds, what, value in checks:
             if not holds:
@@ -105,6 +114,11 @@ class Kind:
     def reads(self) -> frozenset[str]:
         """The prompt sets it needs, for its grade or for its legacy verdict."""
         return frozenset(self.prompts) | ({self.legacy.prompts} if self.legacy else set())
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether every set that it is graded on is made of words, which takes a tokenizer."""
+        return all(name in TEXT_SETS for name in self.prompts)
 
     @property
     def is_permuted(self) -> bool:

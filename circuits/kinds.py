@@ -14,6 +14,8 @@ import numpy as np
 
 from ..interp.errors import InputError
 from ..interp.probes import Prompts
+from .behaviour import DUPLICATE, FEEDS_INDUCTION, INDUCTION
+from .further_labels import ngram_induction_labels, rare_token_labels, semantic_labels
 from .kind import Kind, Legacy
 from .label_vectors import (
     NO_QUERY,
@@ -50,6 +52,7 @@ _BUILT_IN = (
         legacy=Legacy(
             "", "classic", 0.4, "mean A[i, i−1] > 0.4 on [BOS] + S + S (Olsson 2022; 0.4 by usage)"
         ),
+        behaviour=FEEDS_INDUCTION,
     ),
     Kind(
         "offset",
@@ -86,6 +89,7 @@ _BUILT_IN = (
         null="profile",
         prompts=("random",),
         legacy=Legacy("", "classic", 0.4, "mean weight on the earlier copy > 0.4 on [BOS] + S + S"),
+        behaviour=DUPLICATE,
     ),
     Kind(
         "induction",
@@ -97,6 +101,7 @@ _BUILT_IN = (
         legacy=Legacy(
             "", "classic", 0.4, "prefix-matching score > 0.4 on [BOS] + S + S (Olsson 2022)"
         ),
+        behaviour=INDUCTION,
     ),
     Kind(
         "delimiter",
@@ -105,6 +110,32 @@ _BUILT_IN = (
         lambda prompts: {"": (delimiter_labels(prompts),)},
         null="profile",
         prompts=("natural",),
+    ),
+    Kind(
+        "rare_token",
+        "Mean weight on the rarest token of the query's sentence so far, all its copies there, "
+        "over rows where it is rarer than the query's own and outside the 500 most frequent ids of "
+        "a reference text.",
+        lambda prompts: {"": (rare_token_labels(prompts),)},
+        null="profile",
+        prompts=("natural",),
+    ),
+    Kind(
+        "ngram_induction",
+        "Mean weight on the keys right after earlier copies of the query's last two tokens, less "
+        "that on the keys right after copies of its last token alone, over rows with one of each.",
+        lambda prompts: {"": ngram_induction_labels(prompts)},
+        null="profile",
+        prompts=("ngrams",),
+    ),
+    Kind(
+        "semantic",
+        "Mean weight on earlier words of the query's topic, its own word aside, less that on "
+        "equally many and equally common words of another topic, at the last token of words in "
+        "lists of two topics.",
+        lambda prompts: {"": semantic_labels(prompts)},
+        null="profile",
+        prompts=("topics",),
     ),
 )
 
@@ -140,7 +171,7 @@ def choose_kinds(kinds: str | Kind | Sequence[str | Kind] | None = None) -> tupl
     """
     if kinds is None:
         return tuple(KINDS.values())
-    every = _listed(kinds)
+    every = listed(kinds)
     own = [kind for kind in every if isinstance(kind, Kind)]
     named = [kind for kind in every if not isinstance(kind, Kind)]
     known = f"known: {', '.join(KINDS)}."
@@ -156,13 +187,27 @@ def choose_kinds(kinds: str | Kind | Sequence[str | Kind] | None = None) -> tupl
     return chosen
 
 
-def _listed(kinds: Any) -> list[Any]:
-    if isinstance(kinds, str):  # "induction, offset," names two
+def listed(kinds: Any, values: tuple[type, ...] = (Kind,)) -> list[Any]:
+    """Kinds named in one text, one kind, or a collection of both, as a list.
+
+    Args:
+        kinds: what a user passed.
+        values: the types that a kind given as a value may have.
+
+    Raises:
+        InputError: something else.
+
+    Example:
+        >>> listed("induction, offset,")
+        ['induction', 'offset']
+    """
+    if isinstance(kinds, str):
         return [name.strip() for name in kinds.split(",") if name.strip()]
-    if isinstance(kinds, Kind):
+    if isinstance(kinds, values):
         return [kinds]
     if not isinstance(kinds, list | tuple | set | frozenset):
+        named = " or ".join(value.__name__ for value in values)
         raise InputError(
-            f"kinds are names, Kind values, or a list of them; got {type(kinds).__name__}."
+            f"kinds are names, {named} values, or a list of them; got {type(kinds).__name__}."
         )
     return list(kinds)

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from .atlas_check import COLUMNS
 from .bootstrap import Bounds, Sample, halves, simultaneous_bounds
 from .excess import Excess, best_excess, excess
 from .grade import GRADES, Rule
 from .kinds import Kind
 from .sums import OFFSETS, Sums
+from .words.label import WordTests
 
 _NUMBERS = ("score", "expected", "excess", "low", "high", "p", "p_family")
 
@@ -31,7 +33,12 @@ class _Tested:
 
 
 def label(
-    sums: Mapping[str, Sums], kinds: Sequence[Kind], rule: Rule, *, seed: int = 0
+    sums: Mapping[str, Sums],
+    kinds: Sequence[Kind],
+    rule: Rule,
+    *,
+    words: WordTests | None = None,
+    seed: int = 0,
 ) -> pd.DataFrame:
     """Grade every head for every kind.
 
@@ -39,6 +46,7 @@ def label(
         sums: by prompt set.
         kinds: kinds that were scored.
         rule: margins and levels.
+        words: what was scored between words; its intervals hold together with the others.
         seed: seed of the halves and of the bootstrap.
 
     Returns:
@@ -48,23 +56,31 @@ def label(
     tested = [
         _test(kind, name, sums, seed) for kind in kinds for name in kind.prompts if name in sums
     ]
-    bounds = _bound_together(tested, rule, seed)
+    between = [] if words is None else words.samples
+    bounds = _bound_together(tested, between, rule, seed)
     by_kind: dict[str, list[tuple[_Tested, int]]] = {}  # with each one's place in the bounds
     start = 0
     for one in tested:
         by_kind.setdefault(one.kind.name, []).append((one, start))
         start += len(one.excess.score)
-    rows = [
-        _row(
-            [one for one, _ in group],
-            [_numbers(one, head, bounds, place + head, rule) for one, place in group],
-            head,
-            sums,
-        )
-        for group in by_kind.values()
-        for head in range(len(group[0][0].excess.score))
-    ]
-    return pd.DataFrame(rows)
+    rows = (
+        []
+        if bounds is None
+        else [
+            _row(
+                [one for one, _ in group],
+                [_numbers(one, head, bounds, place + head, rule) for one, place in group],
+                head,
+                sums,
+            )
+            for group in by_kind.values()
+            for head in range(len(group[0][0].excess.score))
+        ]
+    )
+    frames = [pd.DataFrame(rows, columns=list(COLUMNS))] if rows else []
+    if words is not None:
+        frames.append(words.frame(bounds, start))
+    return pd.concat(frames, ignore_index=True)
 
 
 def _test(kind: Kind, name: str, sums: Mapping[str, Sums], seed: int) -> _Tested:
@@ -97,11 +113,16 @@ def _where_scored(found: Excess) -> np.ndarray:
     return np.where(found.n > 0, found.excess, -np.inf)
 
 
-def _bound_together(tested: list[_Tested], rule: Rule, seed: int) -> Bounds:
+def _bound_together(
+    tested: list[_Tested], between: list[Sample], rule: Rule, seed: int
+) -> Bounds | None:
     """Intervals over all kinds, sets and heads; sets of prompts are independent documents."""
     samples = [
         Sample(one.prompts, one.excess.excess, one.excess.influence, one.half) for one in tested
     ]
+    samples += between
+    if not samples:
+        return None
     return simultaneous_bounds(samples, level=rule.level, resamples=rule.resamples, seed=seed)
 
 

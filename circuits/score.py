@@ -14,8 +14,8 @@ from ..interp.errors import InputError
 from ..interp.forward import run_base
 from ..interp.probes import Prompts
 from ..interp.sites import Site
+from .arguments import whole_number
 from .batch import Batch
-from .battery import whole_number
 from .kinds import Kind, choose_kinds
 from .label_vectors import Labels, UnfitPromptsError
 from .scoring import Scoring

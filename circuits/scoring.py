@@ -97,8 +97,9 @@ class Scoring:
 
     def generators(self, documents: slice, purpose: int) -> Sequence[np.random.Generator]:
         """One source of randomness per document and purpose, whatever batch it falls in."""
-        numbers = range(len(self.prompts))[documents]
-        return [np.random.default_rng((self.seed, purpose, number)) for number in numbers]
+        numbers = self.prompts.numbers
+        chosen = range(len(self.prompts)) if numbers is None else numbers.tolist()
+        return [np.random.default_rng((self.seed, purpose, n)) for n in chosen[documents]]
 
     def empty(self, documents: int) -> Sums:
         """Sums of that many documents, all zero."""

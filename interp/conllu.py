@@ -68,6 +68,7 @@ class _Draft:
     sentences: list[int] = field(default_factory=list)
     heads: list[int] = field(default_factory=list)
     relations: list[str] = field(default_factory=list)
+    upos: list[str] = field(default_factory=list)
     entities: Entities = field(default_factory=Entities)
     gap: str = ""
     n_sentences: int = 0
@@ -84,6 +85,7 @@ class _Draft:
         return Parsed(
             "".join(self.parts), tuple(self.spans), tuple(self.sentences), tuple(self.heads),
             tuple(self.relations), self.entities.clusters(self.heads, self.sentences), self.name,
+            tuple(self.upos) if any(self.upos) else (),
         )  # fmt: skip
 
 
@@ -95,6 +97,7 @@ class _Row:
     first: int
     last: int
     form: str
+    upos: str
     head: int
     relation: str
     space: bool
@@ -139,7 +142,8 @@ def _row(line: str, number: int, where: str) -> _Row | None:
             f"{where}: expected {_COLUMNS} columns separated by tabs; got {len(cells)}: "
             f"{line[:60]!r}."
         )
-    place, form, head, relation, misc = (cells[i] for i in (0, 1, 6, 7, 9))
+    place, form, upos, head, relation, misc = (cells[i] for i in (0, 1, 3, 6, 7, 9))
+    upos = "" if upos == "_" else upos
     if _EMPTY_NODE.fullmatch(place):
         return None
     pairs = (part.partition("=") for part in misc.split("|"))
@@ -152,7 +156,7 @@ def _row(line: str, number: int, where: str) -> _Row | None:
         first, last = int(span[1]), int(span[2])
         if last <= first:
             raise InputError(f"{where}: {place!r} is no range of words.")
-        return _Row(number, first, last, form, -1, "", space, entity)
+        return _Row(number, first, last, form, "", -1, "", space, entity)
     if _ID.fullmatch(place) is None:
         raise InputError(f"{where}: {place!r} is no word number (1), range (1-2) or node (1.1).")
     if _HEAD.fullmatch(head) is None or not relation.strip():
@@ -160,7 +164,7 @@ def _row(line: str, number: int, where: str) -> _Row | None:
             f"{where}: word {place} needs a head (a number) and a relation; got {head!r} and "
             f"{relation!r}. Is the treebank parsed?"
         )
-    return _Row(number, int(place), int(place), form, int(head), relation, space, entity)
+    return _Row(number, int(place), int(place), form, upos, int(head), relation, space, entity)
 
 
 def _add_sentence(draft: _Draft, rows: list[_Row], name: str) -> None:
@@ -181,6 +185,7 @@ def _add_sentence(draft: _Draft, rows: list[_Row], name: str) -> None:
     draft.sentences += [draft.n_sentences] * len(words)
     draft.heads += [first + row.head - 1 if row.head else -1 for row in words]
     draft.relations += [row.relation for row in words]
+    draft.upos += [row.upos for row in words]
     for index, row in enumerate(words):
         draft.entities.read(row.entity, draft.n_sentences, index, f"{name}, line {row.line}")
     draft.entities.end_sentence(draft.n_sentences, len(words))

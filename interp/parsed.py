@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from .errors import InputError
@@ -21,9 +21,12 @@ class Parsed:
         sentences: index of each word's sentence, in order.
         heads: index of each word's head among the document's words; −1 for a root.
         relations: each word's relation to its head (`nsubj`, `obj`, `acl:relcl`, …).
-        clusters: mentions of one person or thing each, two or more, in text order; the words of a
-            `Mention` count within its sentence.
+        clusters: mentions of one person or thing each, in text order; the words of a `Mention`
+            count within its sentence. One that is mentioned once refers to nothing, but others may
+            be taken to refer to it.
         name: how messages call the document.
+        upos: each word's universal part of speech (`NOUN`, `PRON`, …), `""` where unknown; empty
+            where none is known.
 
     Raises:
         InputError: the parts do not fit together.
@@ -41,6 +44,7 @@ class Parsed:
     relations: tuple[str, ...]
     clusters: tuple[tuple[Mention, ...], ...] = ()
     name: str = "document"
+    upos: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.spans)
@@ -51,6 +55,8 @@ class Parsed:
                 f"at least one; got {n}, {len(self.sentences)}, {len(self.heads)} and "
                 f"{len(self.relations)}."
             )
+        if self.upos and len(self.upos) != n:
+            raise InputError(f"{self.name}: {len(self.upos)} parts of speech for {n} words.")
         for word, (start, end) in enumerate(self.spans):
             if not 0 <= start < end <= len(self.text):
                 raise InputError(
@@ -113,28 +119,46 @@ def by_sentence(documents: Iterable[Parsed]) -> Sequence[Parsed]:
         {0}
     """
     return [
-        _cut(document, sentence)
+        replace(
+            passage(document, sentence, sentence + 1), name=f"{document.name}, sentence {sentence}"
+        )
         for document in documents
         for sentence in sorted(set(document.sentences))
     ]
 
 
-def _cut(document: Parsed, sentence: int) -> Parsed:
-    words = [w for w, s in enumerate(document.sentences) if s == sentence]
-    first, last = words[0], words[-1]
-    start = document.spans[first][0]
-    end = max(document.spans[w][1] for w in words)
+def passage(document: Parsed, first: int, stop: int) -> Parsed:
+    """The sentences `first` to `stop` − 1 of a document; mentions elsewhere are lost.
+
+    A cluster of two mentions or more of which one is left is dropped.
+
+    Raises:
+        InputError: the document has no sentence of these numbers.
+
+    Example:
+        >>> from headatlas.interp.grammar import Grammar
+        >>> whole = from_grammar(Grammar(0).document(n_sentences=4))
+        >>> set(passage(whole, 1, 3).sentences)
+        {0, 1}
+    """
+    words = [w for w, s in enumerate(document.sentences) if first <= s < stop]
+    if not words:
+        raise InputError(f"{document.name} has no sentence {first} to {stop - 1}.")
+    begin, end = words[0], words[-1] + 1
+    start = document.spans[begin][0]
+    stops = max(b for _, b in document.spans[begin:end])
     clusters = []
     for cluster in document.clusters:
-        kept = [m for m in cluster if m.sentence == sentence]
-        if len(kept) > 1:
-            clusters.append(tuple(Mention(0, m.start, m.end, m.head) for m in kept))
+        kept = [m for m in cluster if first <= m.sentence < stop]
+        if len(kept) >= min(2, len(cluster)):
+            clusters.append(tuple(replace(m, sentence=m.sentence - first) for m in kept))
     return Parsed(
-        text=document.text[start:end],
-        spans=tuple((a - start, b - start) for a, b in document.spans[first : last + 1]),
-        sentences=(0,) * len(words),
-        heads=tuple(h - first if h >= 0 else -1 for h in document.heads[first : last + 1]),
-        relations=document.relations[first : last + 1],
+        text=document.text[start:stops],
+        spans=tuple((a - start, b - start) for a, b in document.spans[begin:end]),
+        sentences=tuple(s - first for s in document.sentences[begin:end]),
+        heads=tuple(h - begin if h >= 0 else -1 for h in document.heads[begin:end]),
+        relations=document.relations[begin:end],
         clusters=tuple(clusters),
-        name=f"{document.name}, sentence {sentence}",
+        name=document.name,
+        upos=document.upos[begin:end],
     )

@@ -1,21 +1,24 @@
 """Prompt sets: the texts on which heads are scored.
 
-Three sets carry the default battery. `random_prompts` repeat spans of random tokens with random
-lengths, fillers and gaps, so that no fixed offset predicts where the earlier copy stands.
+Three sets carry most of the default battery. `random_prompts` repeat spans of random tokens with
+random lengths, fillers and gaps, so that no fixed offset predicts where the earlier copy stands.
 `classic_prompts` are the field's [BOS] + S + S, kept for the legacy verdicts only.
-`natural_prompts` are windows of running text.
+`natural_prompts` are windows of running text. Sets made for one kind of head are in
+`made_prompts`.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from .errors import InputError
+from .frequency import frequency_ranks, sentence_numbers
 from .grammar import natural_text
 from .tokens import Tokens, windows
 
@@ -25,8 +28,11 @@ MIN_PROMPTS = 16
 MIN_TOKENS = 16
 """Shorter documents leave too few rows to score."""
 
-PROMPT_SETS = ("random", "natural", "classic")
+PROMPT_SETS = ("random", "natural", "classic", "ngrams", "topics")
 """Names of the sets that the default battery makes."""
+
+TEXT_SETS = ("natural", "topics")
+"""Those of them that are made of words, and so need a tokenizer."""
 
 # Sennrich 2016: BPE ids follow merge order, so the ends of the id range hold the most and the
 # least common tokens; both have attention habits of their own.
@@ -38,12 +44,16 @@ class Prompts:
     """A batch of documents of tokens; what the label builders of the kinds of head see.
 
     Args:
-        name: the set's name (`random`, `natural`, `classic`).
+        name: the set's name, one of `PROMPT_SETS`.
         ids: token ids, [document, pos].
         mask: true on real tokens, [document, pos]; padding may stand on either side.
         bos: whether each document starts with a BOS (or CLS) token, the usual sink column.
         delimiter: true on punctuation and newlines, [document, pos]; None without a tokenizer.
         causal: whether the model's queries see earlier keys only.
+        marks: what else is known of each token, whole numbers [document, pos] by name: `sentence`
+            and `rarity` on natural text, `topic`, `word` and `partner` on the set `topics`.
+        numbers: each document's number in its set, which its random draws follow; None counts
+            from 0.
     """
 
     name: str
@@ -52,6 +62,8 @@ class Prompts:
     bos: bool
     delimiter: Bool[np.ndarray, "document pos"] | None = None
     causal: bool = True
+    marks: Mapping[str, Int[np.ndarray, "document pos"]] = field(default_factory=dict)
+    numbers: Int[np.ndarray, " document"] | None = None
 
     def __post_init__(self) -> None:
         ids, mask = self.ids, self.mask
@@ -66,6 +78,15 @@ class Prompts:
                 f"each document's tokens stand together, padding only before or after them; "
                 f"document {int(np.flatnonzero(edges != 2)[0])} has a hole or is empty."
             )
+        for name, mark in self.marks.items():
+            if mark.shape != ids.shape:
+                raise InputError(
+                    f"marks have the shape of the ids, {ids.shape}; {name} has {mark.shape}."
+                )
+        if self.numbers is None:
+            object.__setattr__(self, "numbers", np.arange(len(ids)))
+        elif len(self.numbers) != len(ids):
+            raise InputError(f"{len(ids)} documents have {len(self.numbers)} numbers.")
 
     @property
     def start(self) -> Int[np.ndarray, " document"]:
@@ -78,6 +99,11 @@ class Prompts:
         index = np.arange(self.ids.shape[1])[None] - self.start[:, None]
         return np.where(self.mask, index, -1)
 
+    @property
+    def content(self) -> Bool[np.ndarray, "document pos"]:
+        """Real tokens other than a BOS in the first position."""
+        return self.mask & (self.position >= int(self.bos))
+
     def __len__(self) -> int:
         return len(self.ids)
 
@@ -85,8 +111,14 @@ class Prompts:
         """The documents `rows` (a slice or an index array), cut to their longest."""
         cut = self.columns(rows)
         delimiter = None if self.delimiter is None else self.delimiter[rows][:, cut]
+        numbers = None if self.numbers is None else self.numbers[rows]
         return replace(
-            self, ids=self.ids[rows][:, cut], mask=self.mask[rows][:, cut], delimiter=delimiter
+            self,
+            ids=self.ids[rows][:, cut],
+            mask=self.mask[rows][:, cut],
+            delimiter=delimiter,
+            marks={name: mark[rows][:, cut] for name, mark in self.marks.items()},
+            numbers=numbers,
         )
 
     def read_only(self) -> Prompts:
@@ -94,9 +126,10 @@ class Prompts:
         arrays = {"ids": self.ids.view(), "mask": self.mask.view()}
         if self.delimiter is not None:
             arrays["delimiter"] = self.delimiter.view()
-        for array in arrays.values():
+        marks = {name: mark.view() for name, mark in self.marks.items()}
+        for array in (*arrays.values(), *marks.values()):
             array.flags.writeable = False
-        return replace(self, **arrays)
+        return replace(self, **arrays, marks=marks)
 
     def columns(self, rows: Any) -> slice:
         """The columns that some of the documents `rows` use."""
@@ -170,7 +203,7 @@ def random_prompts(
     room = seq_len - (bos_id is not None)
     rows = []
     for _ in range(n_prompts):
-        fresh = _fresh_tokens(pool, rng)
+        fresh = fresh_tokens(pool, rng)
         body: list[int] = []
         while len(body) < room:
             longest = max(2, min(64, room // 3))
@@ -206,7 +239,7 @@ def classic_prompts(
     length = min(50, (seq_len - (bos_id is not None)) // 2)
     rows = []
     for _ in range(n_prompts):
-        fresh = _fresh_tokens(pool, rng)
+        fresh = fresh_tokens(pool, rng)
         span = [next(fresh) for _ in range(length)]
         rows.append(([] if bos_id is None else [bos_id]) + span + span)
     ids = np.array(rows, dtype=np.int64)
@@ -244,7 +277,11 @@ def natural_prompts(
     if len(ids) < min(MIN_PROMPTS, n_prompts):
         _refuse_text(tokens, len(ids), seq_len, generated=text is None)
     delimiter = delimiters(tokenizer, ids) & mask
-    return Prompts("natural", ids, mask, tokens.bos, delimiter, causal)
+    marks = {
+        "sentence": sentence_numbers(tokenizer, ids),
+        "rarity": frequency_ranks(tokenizer, ids, text),
+    }
+    return Prompts("natural", ids, mask, tokens.bos, delimiter, causal, marks)
 
 
 def _distinct_windows(
@@ -303,7 +340,7 @@ def is_delimiter(text: str) -> bool:
     return all(unicodedata.category(char).startswith("P") for char in bare)
 
 
-def _fresh_tokens(pool: Int[np.ndarray, " ids"], rng: np.random.Generator) -> Any:
+def fresh_tokens(pool: Int[np.ndarray, " ids"], rng: np.random.Generator) -> Iterator[int]:
     """Endless draw without replacement; starts over when the pool is used up."""
     while True:
         yield from rng.permutation(pool).tolist()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...interp.errors import InputError
 from ...interp.sites import Site
-from ..battery import whole_number
+from ..arguments import whole_number
 from .composition import KINDS, Composition, Pairs
 from .null import gamma_p, rotation_moments
 from .reading import Reading, read_model

@@ -17,8 +17,8 @@ from jaxtyping import Float
 from ...interp.errors import InputError
 from ...interp.files import atomic_write
 from ...interp.heads import HeadId
+from ..arguments import whole_number
 from ..atlas_file import check_suffix
-from ..battery import whole_number
 from .null import false_discovery_q
 
 KINDS = ("Q", "K", "V")

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ...interp.errors import InputError
 from ...interp.heads import HeadId
-from ..battery import whole_number
+from ..arguments import whole_number
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..battery import whole_number
+from ..arguments import whole_number
 from .copying import copying_columns
 from .ordinals import ordinal_sequences
 from .ov_result import OVScores

@@ -23,7 +23,7 @@ from ...interp.sites import Site, attention_sites
 from ...interp.tokens import Tokens
 from ...interp.weights import head_weights
 from ...kernels.api import Weights
-from ..battery import whole_number
+from ..arguments import whole_number
 from ..score import one_direction
 
 Progress = Callable[[str, int, int], None]

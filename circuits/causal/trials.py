@@ -1,0 +1,385 @@
+"""Run a model with heads removed, many removals to a forward pass, and measure its behaviours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from ...interp.attach import AttentionCall, Edit, attach
+from ...interp.capture import announce
+from ...interp.errors import InputError
+from ...interp.forward import run_base, run_whole
+from ...interp.heads import HeadId
+from ...interp.probes import Prompts
+from ...interp.resume import (
+    Blocks,
+    States,
+    UnfitBlocksError,
+    find_blocks,
+    is_same,
+    keep_states,
+    resumed,
+)
+from ...interp.sites import Site, attention_sites
+from ...kernels.api import Match
+from ..label_vectors import NO_KEY, NO_QUERY, Labels
+from ..score import one_direction
+from .measures import MassMeasure, Measure, RowMeasure
+from .stand_in import Removal, StandIns
+
+_PROBE_TOKENS = 8
+_RESUMES: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], bool]] = WeakKeyDictionary()
+
+Watch = Callable[[list[int], slice, AttentionCall], None]
+"""Called with the places of the removals run side by side, their documents, and each call."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """A few documents that go through the model together."""
+
+    documents: slice
+    ids: Tensor
+    mask: Tensor | None
+    states: States | None
+
+
+class Trials:
+    """Documents on which a model is run with heads removed.
+
+    The whole model runs once, and what enters each block and every head's z are kept. A removal
+    in block l then runs from block l on; several removals go through the model side by side, the
+    documents repeated. Logits are computed at the measured positions only. Both short cuts are
+    tried first on two documents, against whole forward passes with a head removed in each layer;
+    where a short cut is not exact to rounding it is not taken.
+
+    Args:
+        model: a transformers decoder with a language-model head.
+        prompts: the documents.
+        measures: what to measure.
+        seed: of the draw of other documents for `resample`.
+        batch_tokens: tokens per forward pass (at least one document).
+
+    Attributes:
+        resumed: whether runs begin at the block of the removed head.
+        chosen_rows: whether logits are computed at the measured positions only.
+        base: mean of each measure per document in the whole model, [measure, document].
+
+    Raises:
+        InputError: no decoder with a language-model head, or documents without two tokens.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: Prompts,
+        measures: Sequence[Measure],
+        *,
+        seed: int = 0,
+        batch_tokens: int = 2048,
+    ) -> None:
+        self.model, self.prompts, self.measures = model, prompts, tuple(measures)
+        self.sites = check_decoder(model)
+        self.heads = tuple(head for site in self.sites for head in site.heads)
+        self._site_of = {head: site for site in self.sites for head in site.heads}
+        for measure in self.measures:
+            if isinstance(measure, MassMeasure):
+                self.check_heads(measure.heads)
+        self._stand_ins, self._batch_tokens = StandIns(prompts, seed), batch_tokens
+        self._blocks = find_blocks(model, self.sites)
+        self._rows = [m for m in self.measures if isinstance(m, RowMeasure)]
+        self._mass = [m for m in self.measures if isinstance(m, MassMeasure)]
+        with torch.no_grad():
+            self._learn_padding()
+            self.resumed = self._blocks is not None and self._resumes()
+            self.chosen_rows = not self._rows or self._head_is_plain()
+            self._parts, self.base = self._run_clean()
+
+    def check_heads(self, heads: Sequence[HeadId]) -> None:
+        """Refuse heads that the model does not have."""
+        for head in heads:
+            if head not in self._site_of:
+                raise InputError(f"the model has no head {head}; its last is {self.heads[-1]}.")
+
+    @torch.no_grad()
+    def run(
+        self, removals: Sequence[Removal], *, watch: Watch | None = None
+    ) -> Float[np.ndarray, "removal measure document"]:
+        """Mean of each measure per document with some heads removed; 0 where nothing is measured.
+
+        Args:
+            removals: what to remove, in each run; those that begin at one layer run together.
+            watch: called with each attention call after the removed heads' layer, the places among
+                `removals` of the copies that it holds, and the documents of each copy.
+        """
+        out = np.zeros((len(removals), len(self.measures), len(self.prompts)))
+        order = sorted(range(len(removals)), key=lambda place: self._first(removals[place]))
+        for part in self._parts:
+            step = max(1, self._batch_tokens // part.ids.numel())
+            for start in range(0, len(order), step):
+                places = order[start : start + step]
+                group = [removals[place] for place in places]
+                also = None if watch is None else partial(watch, places, part.documents)
+                out[places, :, part.documents] = self._run(part, group, also)
+        return out
+
+    def _first(self, removal: Removal) -> int:
+        """Index of the first site where heads are removed."""
+        return min((self.sites.index(self._site_of[head]) for head in removal.heads), default=0)
+
+    def _run(
+        self, part: _Part, group: Sequence[Removal], also: Callable[[AttentionCall], Any] | None
+    ) -> np.ndarray:
+        """[removal, measure, document of the part]."""
+        sites = {self._site_of[head] for removal in group for head in removal.heads}
+
+        def replace(call: AttentionCall, z: Tensor) -> Tensor:
+            return self._replace(call.site, z, part, group)
+
+        edits = [Edit("z", replace, frozenset(sites))] if sites else []
+        blocks, states = self._blocks, part.states
+        resume = nullcontext()
+        if self.resumed and blocks is not None and states is not None and sites:
+            first = min(blocks.of[site] for site in sites)
+            state = states.entering[first].repeat(len(group), 1, 1)
+            resume = resumed(blocks, first, state, states)
+        seen: dict[tuple[int, HeadId], np.ndarray] = {}
+        observers = [self._watch(part, seen), *([] if also is None else [also])]
+        with resume, attach(self.model, observers=observers, edits=edits):
+            return self._measured(part, len(group), seen)
+
+    def _measured(self, part: _Part, copies: int, seen: dict[Any, np.ndarray]) -> np.ndarray:
+        """Run the model on copies of a part and read off the measures."""
+        ids = part.ids.repeat(copies, 1)
+        mask = None if part.mask is None else part.mask.repeat(copies, 1)
+        if self.chosen_rows:
+            states = run_base(self.model, ids, mask).last_hidden_state
+        else:
+            states = run_whole(self.model, ids, mask).logits
+        out = np.zeros((copies, len(self.measures), len(part.ids)))
+        for copy, own in enumerate(states.split(len(part.ids))):
+            for measure, values in self._read_rows(part, own).items():
+                out[copy, self.measures.index(measure)] = values
+        for measure in self._mass:
+            total = sum(self._seen(seen, measure, head, part, copies) for head in measure.heads)
+            rows = np.maximum(measure.n[part.documents], 1) * len(measure.heads)
+            out[:, self.measures.index(measure)] = total / rows
+        return out
+
+    def _read_rows(self, part: _Part, states: Tensor) -> dict[RowMeasure, np.ndarray]:
+        """Means per document of all measures of the next token."""
+        if not self._rows:
+            return {}
+        wanted = np.logical_or.reduce([measure.rows[part.documents] for measure in self._rows])
+        document, pos = (torch.from_numpy(x).to(states.device) for x in np.nonzero(wanted))
+        logits = self._logits(states[document, pos]).float()
+        target = part.ids[document, pos + 1]
+        chosen = logits.gather(1, target[:, None])[:, 0]
+        quantities = {"loss": lambda: logits.logsumexp(1) - chosen,
+                      "logit": lambda: chosen - logits.mean(1)}  # fmt: skip
+        values = {name: quantities[name]() for name in {m.quantity for m in self._rows}}
+        found = {}
+        for measure in self._rows:
+            rows = measure.rows[part.documents]
+            spread = np.zeros(rows.shape)
+            spread[wanted] = values[measure.quantity].double().cpu().numpy()
+            found[measure] = (spread * rows).sum(1) / np.maximum(rows.sum(1), 1)
+        return found
+
+    def _logits(self, states: Tensor) -> Tensor:
+        return _head(self.model)(states) if self.chosen_rows else states
+
+    def _replace(self, site: Site, z: Tensor, part: _Part, group: Sequence[Removal]) -> Tensor:
+        for copy, own in zip(group, z.split(len(part.ids)), strict=True):
+            heads = [head.head for head in copy.heads if self._site_of[head] == site]
+            if heads:
+                own[:, heads] = self._stand_ins.at(copy.ablation, site, heads, part.documents)
+        return z
+
+    def _watch(self, part: _Part, seen: dict[tuple[int, HeadId], np.ndarray]) -> Any:
+        """An observer that sums the label mass of the heads of mass measures, per sequence."""
+
+        def observe(call: AttentionCall) -> None:
+            for index, measure in enumerate(self._mass):
+                heads = [head for head in measure.heads if self._site_of[head] == call.site]
+                if not heads:
+                    continue
+                copies = len(call.q) // len(part.ids)
+                matches = [
+                    match_of(pair, part.documents, copies, call.q) for pair in measure.labels
+                ]
+                mass = call.probe(matches).mass
+                if mass is None:
+                    raise RuntimeError("the probe returned no mass for its matches")
+                signs = mass.new_tensor([pair.sign for pair in measure.labels])
+                total = (mass.sum(2) * signs).sum(-1).double().cpu().numpy()  # [sequence, head]
+                for head in heads:
+                    seen[index, head] = total[:, head.head].reshape(copies, -1)
+
+        return observe
+
+    def _seen(
+        self,
+        seen: dict[Any, np.ndarray],
+        measure: MassMeasure,
+        head: HeadId,
+        part: _Part,
+        copies: int,
+    ) -> np.ndarray:
+        """A head's mass, [copy, document]: that of the whole model where its block did not run."""
+        key = self._mass.index(measure), head
+        if key in seen:
+            return seen[key]
+        return np.tile(self._clean_mass[key][part.documents], (copies, 1))
+
+    def _run_clean(self) -> tuple[list[_Part], np.ndarray]:
+        """The whole model on all documents: states, z, and the measures."""
+        count, length = self.prompts.ids.shape
+        weight = next(self.model.parameters())
+        size = sum(site.n_heads * site.d_value + _width(self.model) for site in self.sites)
+        announce(count * length * size * weight.element_size(), "keeping states and z of a run")
+        step = max(1, self._batch_tokens // length)
+        ids = torch.from_numpy(self.prompts.ids).to(weight.device)
+        padded = not bool(self.prompts.mask.all())
+        mask = torch.from_numpy(self.prompts.mask).to(weight.device) if padded else None
+        z: dict[Site, list[Tensor]] = {site: [] for site in self.sites}
+        self._clean_mass: dict[tuple[int, HeadId], np.ndarray] = {}
+        parts, base = [], np.zeros((len(self.measures), count))
+        for start in range(0, count, step):
+            documents = slice(start, min(start + step, count))
+            part = _Part(documents, ids[documents], None if mask is None else mask[documents], None)
+            seen: dict[tuple[int, HeadId], np.ndarray] = {}
+            observers = [lambda call: z[call.site].append(call.z.clone()), self._watch(part, seen)]
+            blocks = self._blocks if self.resumed else None
+            keep = nullcontext() if blocks is None else keep_states(blocks)
+            with keep as states, attach(self.model, observers=observers):
+                base[:, documents] = self._measured(part, 1, seen)[0]
+            for key, mass in seen.items():
+                self._clean_mass.setdefault(key, np.zeros(count))[documents] = mass[0]
+            parts.append(_Part(part.documents, part.ids, part.mask, states))
+        self._stand_ins.z.update({site: torch.cat(own) for site, own in z.items()})
+        if not np.isfinite(base).all():
+            raise InputError("the model's outputs are not finite on these documents.")
+        return parts, base
+
+    def _learn_padding(self) -> None:
+        """Run one left-padded document: how the model takes those is tried once, in whole runs."""
+        document = int(self.prompts.start.argmax())
+        if self.prompts.start[document]:
+            device = next(self.model.parameters()).device
+            own = slice(document, document + 1)
+            ids, mask = self.prompts.ids[own], self.prompts.mask[own]
+            run_base(
+                self.model, torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)
+            )
+
+    def _resumes(self) -> bool:
+        """Whether runs that begin at a block give what whole runs give; found once per model."""
+        blocks = self._blocks
+        if blocks is None:
+            return False
+        known, key = _RESUMES.get(self.model), tuple(map(id, blocks.modules))
+        if known is None or known[0] != key:
+            known = key, self._try_blocks(blocks)
+            _RESUMES[self.model] = known
+        return known[1]
+
+    def _try_blocks(self, blocks: Blocks) -> bool:
+        """Begin at every block, and in the middle one with a head removed."""
+        ids = self._probe_ids()
+        try:
+            with keep_states(blocks) as states, attach(self.model):
+                whole = run_base(self.model, ids).last_hidden_state
+        except UnfitBlocksError:
+            return False
+        if len(states.entering) != len(blocks.modules):
+            return False
+        middle = self.sites[len(self.sites) // 2]
+
+        def silence(call: AttentionCall, z: Tensor) -> Tensor:
+            z[:, 0] = 0
+            return z
+
+        edits = [Edit("z", silence, frozenset({middle}))]
+        with attach(self.model, edits=edits):
+            changed = run_base(self.model, ids).last_hidden_state
+        try:
+            for start in range(len(blocks.modules)):
+                with resumed(blocks, start, states.entering[start], states), attach(self.model):
+                    if not is_same(run_base(self.model, ids).last_hidden_state, whole):
+                        return False
+            start = blocks.of[middle]
+            with (
+                resumed(blocks, start, states.entering[start], states),
+                attach(self.model, edits=edits),
+            ):
+                return is_same(run_base(self.model, ids).last_hidden_state, changed)
+        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):
+            return False  # blocks that need more from the ones before them
+
+    def _head_is_plain(self) -> bool:
+        """Whether logits are the output embedding of the last states and nothing else."""
+        ids = self._probe_ids()
+        own = _head(self.model)(run_base(self.model, ids).last_hidden_state)
+        return is_same(own, run_whole(self.model, ids).logits)
+
+    def _probe_ids(self) -> Tensor:
+        """The first tokens of two documents, of equal length and without padding."""
+        prompts, device = self.prompts, next(self.model.parameters()).device
+        order = np.argsort(-prompts.mask.sum(1), kind="stable")[:2]
+        length = min(_PROBE_TOKENS, int(prompts.mask.sum(1)[order].min()))
+        starts = prompts.start[order]
+        rows = [prompts.ids[d, s : s + length] for d, s in zip(order, starts, strict=True)]
+        return torch.from_numpy(np.stack(rows)).to(device)
+
+
+def check_decoder(model: Any) -> tuple[Site, ...]:
+    """The attention sites of a decoder with a language-model head.
+
+    Raises:
+        InputError: an encoder, several stacks, or no head.
+    """
+    sites = attention_sites(model)
+    if not one_direction(sites):
+        raise InputError(
+            f"{type(model).__name__} is an encoder: it predicts no next token, which the causal "
+            "tests measure. Pass a decoder with its language-model head."
+        )
+    head = _head(model)
+    vocab = getattr(model.config.get_text_config(), "vocab_size", None)
+    weight = getattr(head, "weight", None)
+    if head is None or not isinstance(weight, Tensor) or (vocab and len(weight) < vocab):
+        raise InputError(
+            f"{type(model).__name__} has no language-model head, which the causal tests measure; "
+            "load it with AutoModelForCausalLM."
+        )
+    return sites
+
+
+def _head(model: Any) -> Any:
+    try:
+        return model.get_output_embeddings()
+    except (NotImplementedError, AttributeError):
+        return None
+
+
+def _width(model: nn.Module) -> int:
+    return _head(model).weight.shape[1]
+
+
+def match_of(labels: Labels, documents: slice, copies: int, like: Tensor) -> Match:
+    """A pair of label vectors of some documents, repeated, where `like` is."""
+    q, k = (
+        torch.from_numpy(np.ascontiguousarray(x[documents])).to(like.device).repeat(copies, 1)
+        for x in (labels.q, labels.k)
+    )
+    return Match(q.clamp_min(NO_QUERY), torch.where(k < 0, NO_KEY, k), labels.strict)

@@ -1,0 +1,1 @@
+"""What heads do between words: syntax and coreference, scored at the level of whole words."""
