@@ -213,14 +213,21 @@ class HeadAtlas:
     def summary(self) -> str:
         """Counts by kind and grade, and the strongest heads of each kind; one screen."""
         lines = [f"{self.model.get('name', 'model')}: {self.n_heads} heads"]
+        width = max(map(len, self.kinds), default=0)
+        too_few = 0
         for kind in self.kinds:
             grades = self.rows.loc[self.rows["kind"] == kind, "grade"]
+            if (grades == "insufficient").all():
+                too_few += 1
+                continue
             counts = ", ".join(
                 f"{n} {grade}" for grade in GRADES[:0:-1] if (n := int((grades == grade).sum()))
             )
             best = " ".join(str(head) for head in self.heads(kind)[:4])
             more = " …" if len(self.heads(kind)) > 4 else ""
-            lines.append(f"{kind:16} {counts or 'none':33} {best}{more}".rstrip())
+            lines.append(f"{kind:{width}} {counts or 'none':33} {best}{more}".rstrip())
+        if too_few:
+            lines.append(f"{too_few} kinds have too few instances to judge")
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -66,9 +66,8 @@ class Battery:
         least = {"prompts": MIN_PROMPTS, "seq_len": MIN_TOKENS, "null_draws": 0, "seed": 0}
         for name, low in least.items():
             value = getattr(self, name)
-            if not (name == "seq_len" and value is None) and not (
-                name == "prompts" and self.settles
-            ):
+            unset = (name == "seq_len" and value is None) or (name == "prompts" and self.settles)
+            if not unset:
                 object.__setattr__(self, name, whole_number(name, value, low))
         if self.null_draws > _MOST_DRAWS:
             raise InputError(f"at most {_MOST_DRAWS} null draws; got {self.null_draws}.")
@@ -96,10 +95,8 @@ class Battery:
         """The parsed documents that kinds between words are scored on."""
         if self.treebank is not None:
             return self.treebank
-        return tuple(
-            from_grammar(d)
-            for d in Grammar(self.seed).documents(_DOCUMENTS if self.settles else self.n_prompts)
-        )
+        n = _DOCUMENTS if self.settles else self.n_prompts
+        return tuple(from_grammar(document) for document in Grammar(self.seed).documents(n))
 
     def check(self, kinds: Sequence[Kind], *, words: bool = False) -> None:
         """Refuse what was asked for but would not take place with these kinds.
