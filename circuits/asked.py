@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from ..interp.errors import InputError
 from ..interp.parsed import Parsed
+from .battery import Battery
 from .kind import Kind
 from .kinds import choose_kinds, listed
 from .words.kind import WordKind
@@ -16,57 +19,79 @@ AnyKind = str | Kind | WordKind
 _VALUES = (Kind, WordKind)
 
 
-def asks_for_words(kinds: AnyKind | Sequence[AnyKind] | None) -> bool:
-    """Whether a kind between words is named, which takes parsed documents."""
-    return kinds is not None and any(map(_is_of_words, listed(kinds, _VALUES)))
+@dataclass(frozen=True)
+class Asked:
+    """What is to be scored.
 
-
-def names_a_group(kinds: AnyKind | Sequence[AnyKind]) -> bool:
-    """Whether a name stands for several relations or directions, some of which may be mute.
-
-    Example:
-        >>> names_a_group("syntactic.obj"), names_a_group("syntactic.obj.to_head")
-        (True, False)
+    Args:
+        kinds: kinds on tokens.
+        words: kinds between words.
+        named: whether a user named them.
+        each_named: whether, besides, no name stands for several relations or directions, some of
+            which may have no link in the documents.
     """
-    names = [kind for kind in listed(kinds, _VALUES) if isinstance(kind, str)]
-    return any(
-        _is_of_words(name) and name.count(".") < 2 and name not in WORD_KINDS for name in names
-    )
+
+    kinds: tuple[Kind, ...]
+    words: tuple[WordKind, ...]
+    named: bool
+    each_named: bool
 
 
-def choose_any_kinds(
-    kinds: AnyKind | Sequence[AnyKind] | None, documents: Sequence[Parsed] | None
-) -> tuple[tuple[Kind, ...], tuple[WordKind, ...]]:
-    """The kinds on tokens and the kinds between words that were asked for.
+def ask(kinds: AnyKind | Sequence[AnyKind] | None, battery: Battery) -> Asked:
+    """The kinds that were asked for, checked against what there is to score them on.
 
     Args:
         kinds: names in one text, separated by commas; a `Kind` or `WordKind`; or a sequence of
             these. `syntactic` names every relation of the documents in both directions,
-            `syntactic.nsubj` one relation in both. None names all kinds on tokens, and where there
-            are parsed documents all kinds between words.
-        documents: parsed documents, where there are some.
+            `syntactic.nsubj` one relation in both. None names all kinds on tokens, and with a
+            treebank all kinds between words.
+        battery: what they are to be scored on.
 
     Raises:
-        InputError: an unknown name, none at all, or two kinds of one name.
+        InputError: an unknown name, none at all, two kinds of one name, or a text, treebank or
+            null draws that no kind would use.
 
     Example:
-        >>> tokens, words = choose_any_kinds("induction, syntactic.obj", [])
-        >>> [kind.name for kind in (*tokens, *words)]
+        >>> asked = ask("induction, syntactic.obj", Battery())
+        >>> [kind.name for kind in (*asked.kinds, *asked.words)]
         ['induction', 'syntactic.obj.to_head', 'syntactic.obj.to_dependent']
     """
-    if kinds is None:
-        words = () if documents is None else choose_word_kinds(None, documents)
-        return choose_kinds(None), words
-    every = listed(kinds, _VALUES)
-    of_words = [kind for kind in every if _is_of_words(kind)]
-    others = [kind for kind in every if not _is_of_words(kind)]
-    return (
-        choose_kinds(others) if others or not of_words else (),
-        choose_word_kinds(of_words, documents or ()) if of_words else (),
+    every = None if kinds is None else listed(kinds, _VALUES)
+    of_words = [kind for kind in every or () if _is_of_words(kind)]
+    documents = battery.documents if of_words or battery.treebank is not None else ()
+    asked = Asked(
+        _on_tokens(every, bool(of_words)),
+        _between_words(every, of_words, documents),
+        every is not None,
+        every is not None and not any(map(_is_group, of_words)),
     )
+    if battery.treebank is not None and not asked.words:
+        raise InputError(
+            "no kind between words is named, so the treebank would go unread; leave it out, or "
+            f"name {SYNTACTIC} or coreference among the kinds."
+        )
+    battery.check(asked.kinds, words=bool(asked.words))
+    return asked
+
+
+def _on_tokens(every: list[AnyKind] | None, with_words: bool) -> tuple[Kind, ...]:
+    others = None if every is None else [kind for kind in every if not _is_of_words(kind)]
+    return () if with_words and not others else choose_kinds(others)  # type: ignore[arg-type]
+
+
+def _between_words(
+    every: list[AnyKind] | None, of_words: list[AnyKind], documents: Sequence[Parsed]
+) -> tuple[WordKind, ...]:
+    if every is None:
+        return choose_word_kinds(None, documents) if documents else ()
+    return choose_word_kinds(of_words, documents) if of_words else ()  # type: ignore[arg-type]
 
 
 def _is_of_words(kind: AnyKind) -> bool:
     if isinstance(kind, str):
         return kind in WORD_KINDS or kind.split(".")[0] == SYNTACTIC
     return isinstance(kind, WordKind)
+
+
+def _is_group(kind: AnyKind) -> bool:
+    return isinstance(kind, str) and kind not in WORD_KINDS and kind.count(".") < 2

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ..interp.errors import InputError
 from ..interp.probes import PROMPT_SETS as TOKEN_SETS
-from .grade import GRADES
+from .grade import GRADES, UNLABELLED
 
 SCHEMA_VERSION = 1
 """Raised when a reader of the old files would misread the new ones."""
@@ -151,7 +151,7 @@ def _check_row(row: dict[str, Any]) -> None:
         "a score, expected, excess, low or high that is not a number": not numbers,
         "a low above its high": numbers and row["low"] > row["high"],
         "a label and no numbers": numbers
-        and row["grade"] not in ("none", "insufficient")
+        and row["grade"] not in UNLABELLED
         and any(math.isnan(row[name]) for name in NUMBERS),
         "details that are not an object": not isinstance(row["details"], dict),
     }
@@ -187,7 +187,7 @@ def _is_graded(numbers: Any) -> bool:
     if not isinstance(numbers, dict) or numbers.get("grade") not in GRADES:
         return False
     values = [numbers.get(name, "") for name in NUMBERS]
-    missing = numbers["grade"] in ("none", "insufficient")
+    missing = numbers["grade"] in UNLABELLED
     if not all(_is_number(value) or (value is None and missing) for value in values):
         return False
     low, high = numbers["low"], numbers["high"]

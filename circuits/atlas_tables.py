@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..interp.errors import InputError
+from ..interp.errors import InputError, shown
 from .atlas_check import SITES
 
 _ADDRESS = ("site", "layer", "head")
@@ -90,7 +90,7 @@ def _cell(name: str, column: str, value: Any) -> Any:
     if not finite and not _is_text(value):
         raise InputError(
             f"table {name}, column {column}: a cell is a printable text, a finite number, true, "
-            f"false or missing; got {value!r:.80}."
+            f"false or missing; got {shown(value)}."
         )
     return value
 

@@ -63,6 +63,11 @@ class Battery:
     treebank: Any = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.prompts, str) and not self.settles:
+            raise InputError(
+                f"prompts is a whole number of at least {MIN_PROMPTS}, or 'auto'; got "
+                f"{self.prompts!r}."
+            )
         least = {"prompts": MIN_PROMPTS, "seq_len": MIN_TOKENS, "null_draws": 0, "seed": 0}
         for name, low in least.items():
             value = getattr(self, name)

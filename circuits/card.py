@@ -13,7 +13,7 @@ import pandas as pd
 from ..interp.errors import InputError
 from ..interp.heads import HeadId
 from ..interp.probes import PROMPT_SETS
-from .grade import GRADES
+from .grade import UNLABELLED
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class HeadCard:
     @property
     def labels(self) -> dict[str, str]:
         """Kinds with a grade other than *none* and *insufficient*."""
-        given = self.rows[~self.rows["grade"].isin(GRADES[:2])]
+        given = self.rows[~self.rows["grade"].isin(UNLABELLED)]
         return dict(zip(given["kind"], given["grade"], strict=True))
 
     def __getitem__(self, kind: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from ..interp.parsed import Parsed
 from ..interp.probes import Prompts
 from ..interp.sites import Site, attention_sites, hook_drift
 from ..interp.switch import configs, own_implementations
-from .asked import AnyKind, asks_for_words, choose_any_kinds, names_a_group
+from .asked import AnyKind, Asked, ask
 from .atlas import HeadAtlas
 from .atlas_check import printable
 from .battery import Battery
@@ -113,51 +112,27 @@ def classify(
     rule = _checked_rule(rule)
     _check_tokenizer(model, tokenizer)
     sites = attention_sites(model)
-    asked = _asked(kinds, battery, tokenizer)
-    battery.check(asked.kinds, words=bool(asked.words))
-    sets = battery.prompt_sets(model, tokenizer, asked.kinds, causal=one_direction(sites))
+    asked = ask(kinds, battery)
+    on_tokens = _usable(asked, tokenizer, text)
+    sets = battery.prompt_sets(model, tokenizer, on_tokens, causal=one_direction(sites))
     settled = None
-    if battery.settles and asked.kinds:
-        settled = _settle(model, battery, asked.kinds, sets, rule, progress)
+    if battery.settles and on_tokens:
+        settled = _settle(model, battery, on_tokens, sets, rule, progress)
         sums = settled.sums
     else:
-        sums = _score_sets(model, battery, asked.kinds, sets, progress)
+        sums = _score_sets(model, battery, on_tokens, sets, progress)
     words, every = None, dict[str, Prompts | WordPrompts](sets)
     if asked.words:
         parsed = battery.word_prompts(model, tokenizer, causal=one_direction(sites))
         words, every[SET] = _score_between(model, battery, asked, parsed, progress), parsed
     tests = None if words is None else WordTests(words, _word_rule(rule), battery.seed)
     return HeadAtlas(
-        label(sums, asked.kinds, rule, words=tests, seed=battery.seed),
+        label(sums, on_tokens, rule, words=tests, seed=battery.seed),
         _describe(model, sites),
         _versions(),
-        _settings(battery, rule, (*asked.kinds, *(words.kinds if words else ())), every, settled),
+        _settings(battery, rule, (*on_tokens, *(words.kinds if words else ())), every, settled),
         _null_check(battery, rule, sums, words),
     )
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What is to be scored: kinds on tokens, and kinds between words (each named by itself?)."""
-
-    kinds: tuple[Kind, ...]
-    words: tuple[WordKind, ...]
-    each_named: bool
-
-
-def _asked(kinds: Any, battery: Battery, tokenizer: Any) -> _Asked:
-    wanted = asks_for_words(kinds) or battery.treebank is not None
-    on_tokens, between = choose_any_kinds(kinds, battery.documents if wanted else None)
-    if battery.treebank is not None and not between:
-        raise InputError(
-            "no kind between words is named, so the treebank would go unread; leave it out, or "
-            "name syntactic or coreference among the kinds."
-        )
-    if between and tokenizer is None:
-        raise InputError(f"{between[0].name} needs text and so a tokenizer; pass the model's.")
-    named = kinds is not None
-    usable = _usable(on_tokens, tokenizer, battery.text, named=named) if on_tokens else ()
-    return _Asked(usable, between, named and not names_a_group(kinds))
 
 
 def _score_sets(
@@ -194,7 +169,7 @@ def _settle(
 
 
 def _score_between(
-    model: Any, battery: Battery, asked: _Asked, prompts: WordPrompts, progress: Progress | None
+    model: Any, battery: Battery, asked: Asked, prompts: WordPrompts, progress: Progress | None
 ) -> WordSums:
     """The sums of the parsed documents; of kinds that nobody named, those that find links there."""
     return score_words(
@@ -240,17 +215,16 @@ def _is_tokenizer(value: Any) -> bool:
     return callable(value) and hasattr(value, "convert_ids_to_tokens")
 
 
-def _usable(
-    kinds: tuple[Kind, ...], tokenizer: Any, text: str | None, *, named: bool
-) -> tuple[Kind, ...]:
-    """The kinds to score; those that need text are dropped only if nobody asked for them."""
+def _usable(asked: Asked, tokenizer: Any, text: str | None) -> tuple[Kind, ...]:
+    """The kinds to score on tokens; those that need text are dropped only if nobody named them."""
     if tokenizer is not None:
-        return kinds
+        return asked.kinds
     if text is not None:
         raise InputError("a text needs a tokenizer, and this model comes without one; pass it.")
-    textless = tuple(kind for kind in kinds if not kind.needs_text)
-    if (len(textless) < len(kinds) and named) or not textless:
-        names = [kind.name for kind in kinds if kind not in textless]
+    textless = tuple(kind for kind in asked.kinds if not kind.needs_text)
+    if asked.words or (len(textless) < len(asked.kinds) and asked.named) or not textless:
+        names = [kind.name for kind in asked.kinds if kind not in textless]
+        names += [kind.name for kind in asked.words]
         raise InputError(
             f"{', '.join(names)} needs natural text and so a tokenizer; pass the model's."
         )

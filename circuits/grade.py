@@ -9,6 +9,9 @@ from ..interp.errors import InputError
 GRADES = ("none", "insufficient", "ambiguous", "weak", "strong")
 """From least to most; *insufficient* is a kind of which too few instances were seen to judge."""
 
+UNLABELLED = GRADES[:2]
+"""The grades that claim nothing: looked for and not there, or not to be judged."""
+
 
 @dataclass(frozen=True)
 class Rule:

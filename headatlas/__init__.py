@@ -20,6 +20,24 @@ _HOMES = {
     "Kind": "circuits.kind",
     "Labels": "circuits.label_vectors",
     "register": "circuits.kinds",
+    "Behaviour": "circuits.behaviour",
+    "Downstream": "circuits.behaviour",
+    "causal_effects": "circuits.causal.effects",
+    "sweep": "circuits.causal.sweep",
+    "set_effect": "circuits.causal.sets",
+    "pairwise_ablation": "circuits.causal.sets",
+    "trace_induction": "circuits.causal.trace",
+    "composition": "circuits.weights.compose",
+    "head_circuits": "circuits.weights.head_circuits",
+    "ov_scores": "circuits.weights.ov_scores",
+    "redundancy": "circuits.weights.redundancy",
+    "WordKind": "circuits.words.kind",
+    "register_words": "circuits.words.kinds",
+    "score_words": "circuits.words.score",
+    "word_prompts": "circuits.words.prompts",
+    "retrieval_scores": "circuits.retrieval",
+    "in_context_scores": "circuits.in_context",
+    "stability": "circuits.stability",
     "load": "interp.load",
     "cost": "circuits.cost.report",
     "attach": "interp.attach",
@@ -36,6 +54,11 @@ _HOMES = {
     "KvHeadId": "interp.heads",
     "capture": "interp.capture",
     "load_cache": "interp.capture",
+    "Parsed": "interp.parsed",
+    "read_conllu": "interp.conllu",
+    "read_mentions": "interp.mentions",
+    "read_winogender": "interp.winogender",
+    "parse_text": "interp.spacy_text",
     "plot_pattern": "interp.plots",
     "attention_probe": "kernels.api",
     "Match": "kernels.api",
@@ -48,18 +71,37 @@ __all__ = ["__version__", *sorted(_HOMES)]
 
 if TYPE_CHECKING:
     from .circuits.atlas import HeadAtlas as HeadAtlas
+    from .circuits.behaviour import Behaviour as Behaviour
+    from .circuits.behaviour import Downstream as Downstream
+    from .circuits.causal.effects import causal_effects as causal_effects
+    from .circuits.causal.sets import pairwise_ablation as pairwise_ablation
+    from .circuits.causal.sets import set_effect as set_effect
+    from .circuits.causal.sweep import sweep as sweep
+    from .circuits.causal.trace import trace_induction as trace_induction
     from .circuits.classify import classify as classify
     from .circuits.cost.report import cost as cost
+    from .circuits.in_context import in_context_scores as in_context_scores
     from .circuits.kind import Kind as Kind
     from .circuits.kinds import KINDS as KINDS
     from .circuits.kinds import register as register
     from .circuits.label_vectors import Labels as Labels
+    from .circuits.retrieval import retrieval_scores as retrieval_scores
     from .circuits.score import score as score
+    from .circuits.stability import stability as stability
+    from .circuits.weights.compose import composition as composition
+    from .circuits.weights.head_circuits import head_circuits as head_circuits
+    from .circuits.weights.ov_scores import ov_scores as ov_scores
+    from .circuits.weights.redundancy import redundancy as redundancy
+    from .circuits.words.kind import WordKind as WordKind
+    from .circuits.words.kinds import register_words as register_words
+    from .circuits.words.prompts import word_prompts as word_prompts
+    from .circuits.words.score import score_words as score_words
     from .interp import interventions as interventions
     from .interp.attach import Edit as Edit
     from .interp.attach import attach as attach
     from .interp.capture import capture as capture
     from .interp.capture import load_cache as load_cache
+    from .interp.conllu import read_conllu as read_conllu
     from .interp.heads import HeadId as HeadId
     from .interp.heads import KvHeadId as KvHeadId
     from .interp.intervene import intervene as intervene
@@ -67,10 +109,14 @@ if TYPE_CHECKING:
     from .interp.intervention import Intervention as Intervention
     from .interp.layers.attention import HookedAttention as HookedAttention
     from .interp.load import load as load
+    from .interp.mentions import read_mentions as read_mentions
+    from .interp.parsed import Parsed as Parsed
     from .interp.plots import plot_pattern as plot_pattern
     from .interp.sites import attention_sites as attention_sites
+    from .interp.spacy_text import parse_text as parse_text
     from .interp.tokens import tokenize as tokenize
     from .interp.weights import head_weights as head_weights
+    from .interp.winogender import read_winogender as read_winogender
     from .kernels.api import Match as Match
     from .kernels.api import Weights as Weights
     from .kernels.api import attention_probe as attention_probe

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -23,6 +23,7 @@ from transformers.utils import output_capturing
 
 from ..kernels.api import Scores
 from .attention_call import AttentionCall, Edit, Observer
+from .autocast import as_attended, autocast_off
 from .call_checks import refuse_checkpointing, refuse_unknown
 from .errors import InputError
 from .hook_requests import check_sites, read_requests
@@ -31,7 +32,6 @@ from .placement import placement
 from .placement import register as register_mask
 from .sites import Site, attention_sites
 from .switch import asks_unheld, switched
-from .undo import uninterrupted
 
 __all__ = ["AttentionCall", "Edit", "attach"]
 
@@ -91,6 +91,11 @@ def attach(
     Under `torch.autocast` q, k and v come in its dtype, as attention would take them; edits and
     observers run with it off, so that what they compute is not rounded further.
 
+    Layers that activation checkpointing runs again in the backward pass run there without the
+    edits, since the block may be over, and gradients would be silently wrong. A model's own
+    checkpointing is refused in training mode; that a caller wrapped its modules in
+    `torch.utils.checkpoint` cannot be seen from inside: do not use the two together.
+
     A model in training mode runs with dropout, as without the block; `call.pattern` is the pattern
     before dropout, z comes after it.
 
@@ -139,27 +144,41 @@ def hooked(model: PreTrainedModel, frame: Frame) -> Iterator[None]:
     register_mask()
     AttentionInterface.register(NAME, _attention)
     with switched(model), _announced(frame):
-        before = _FRAMES.get()
         try:
-            _FRAMES.set((*before, frame))
+            _FRAMES.set((*_FRAMES.get(), frame))
             yield
         finally:
-            uninterrupted(lambda: _show_to(before))
+            try:  # right here: a request to stop may come at the start of any function
+                _leave(frame)
+            except BaseException:
+                _leave(frame)
+                raise
 
 
-def _show_to(frames: tuple[Frame, ...]) -> None:
-    _FRAMES.set(frames)
+def _leave(frame: Frame, before: tuple[Frame, ...] = ()) -> None:
+    """Take `frame` off this context and put back what it stood for; a second time does nothing.
+
+    It goes by the frame alone: a block that is stopped at its end may end later than those after.
+    """
+    frames = _FRAMES.get()
+    if frame in frames:
+        at = frames.index(frame)
+        _FRAMES.set((*frames[:at], *before, *frames[at + 1 :]))
 
 
 @contextmanager
 def unobserved(model: nn.Module) -> Iterator[None]:
     """Run `model` for ourselves: observers and edits of blocks around this one rest."""
-    before = _FRAMES.get()
+    before, alone = _FRAMES.get(), Frame(lambda *_: None, (), (), model)
     try:
-        _FRAMES.set((Frame(lambda *_: None, (), (), model),))
+        _FRAMES.set((alone,))
         yield
     finally:
-        uninterrupted(lambda: _show_to(before))
+        try:  # right here: a request to stop may come at the start of any function
+            _leave(alone, before)
+        except BaseException:
+            _leave(alone, before)
+            raise
 
 
 _LOCK = threading.Lock()
@@ -178,7 +197,11 @@ def _announced(frame: Frame) -> Iterator[None]:
             _ACTING.append(frame)
         yield
     finally:
-        uninterrupted(lambda: _retire(frame))
+        try:  # right here: a request to stop may come at the start of any function
+            _retire(frame)
+        except BaseException:
+            _retire(frame)
+            raise
 
 
 def _retire(frame: Frame) -> None:
@@ -211,7 +234,7 @@ def _attention(
         refuse_checkpointing([frame.model for frame, _ in views])
     name = views[-1][1].module if views else type(module).__name__
     refuse_unknown(name, rest)
-    query, key, value = _same_dtype(*_same_batch(query, key, value))
+    query, key, value = as_attended(*_same_batch(query, key, value))
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     mask, bias = read_mask(attention_mask, query, key, causal=bool(causal))
     bias = _sum(bias, position_bias, query.shape[2], key.shape[2])
@@ -223,7 +246,7 @@ def _attention(
     where = where() if stack in ("dec", "cross") else where  # there calls depend on one another
     call = AttentionCall(site, query, key, value, mask, scores, where)
     edits = [(edit, site) for frame, site in views for edit in frame.edits if edit.acts_at(site)]
-    with _autocast_off(query.device):
+    with autocast_off(query.device):
         call.compute(edits, dropout=dropout if module.training else 0.0)
         _show(call, views)
         wanted = output_attentions or _pattern_wanted()
@@ -272,25 +295,6 @@ def _same_batch(*tensors: Tensor) -> list[Tensor]:
     """Expand a batch of one (learned queries) to that of the others."""
     batch = max(t.shape[0] for t in tensors)
     return [t if t.shape[0] == batch else t.expand(batch, -1, -1, -1) for t in tensors]
-
-
-def _autocasts(device: torch.device) -> bool:
-    kind = device.type
-    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-
-
-def _same_dtype(*tensors: Tensor) -> list[Tensor]:
-    """What autocast makes of an attention's inputs: RoPE leaves q and k wider than v."""
-    device = tensors[0].device
-    if not _autocasts(device):
-        return list(tensors)
-    narrow = torch.get_autocast_dtype(device.type)
-    return [t if t.dtype == torch.float64 else t.to(narrow) for t in tensors]
-
-
-def _autocast_off(device: torch.device) -> AbstractContextManager[Any]:
-    """For what follows its casts: left on, it would round scores and statistics as well."""
-    return torch.autocast(device.type, enabled=False) if _autocasts(device) else nullcontext()
 
 
 def _pattern_wanted() -> bool:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from ..kernels.api import Mask, Match, ProbeOut, Scores, Weights, attention_probe
 from .errors import InputError
+from .hook_names import read_target
 from .pattern import masked_scores, mix_values, softmax_rows
 from .placement import Placement
 from .sites import Site
 
-TARGETS = ("q", "k", "v", "scores", "pattern", "z")  # in the order in which they take effect
 _FIELDS = {"scores": "score_matrix", "pattern": "_pattern", "z": "_z"}
 
 
@@ -30,6 +30,8 @@ class AttentionCall:
         v: values [batch, kv_head, key, d_value], likewise.
         mask: which keys a query may see, as intervals.
         scores: scale, softcap, bias (which holds a mask that is not intervals) and sinks.
+        absorbed: whether keys and values are the latents themselves, which all heads share: only in
+            `HookedAttention.decode(absorb=True)`.
 
     Its tensors are the model's own, those of a KV cache among them: read them, never write them.
     Only what an `Edit` is given is a copy.
@@ -44,9 +46,11 @@ class AttentionCall:
         mask: Mask,
         scores: Scores,
         where: Placement | Callable[[], Placement | None] | None = None,
+        *,
+        absorbed: bool = False,
     ) -> None:
         self._site, self.q, self.k, self.v, self.mask, self.scores = site, q, k, v, mask, scores
-        self._where = where
+        self._where, self.absorbed = where, absorbed
         self._z: Tensor | None = None
         self._lse: Tensor | None = None
         self._pattern: Tensor | None = None
@@ -71,7 +75,7 @@ class AttentionCall:
             self._where = self._where()
         if self._where is None:
             raise InputError(
-                f"the mask that {self.site.module} received does not tell which columns of the "
+                f"the mask that {self.site.label} received does not tell which columns of the "
                 "sequence it is at. Pass the model a 2-D padding mask, or run it without a cache."
             )
         return self._where
@@ -145,7 +149,7 @@ class AttentionCall:
         """
         if self._edited:
             raise InputError(
-                f"the scores or the pattern of {self.site.module} were edited, so its statistics "
+                f"the scores or the pattern of {self.site.label} were edited, so its statistics "
                 "do not follow from q and k. Compute them from call.pattern."
             )
         return attention_probe(
@@ -277,8 +281,7 @@ class Edit:
     sites: frozenset[Site] | None = None
 
     def __post_init__(self) -> None:
-        if self.target not in TARGETS:
-            raise InputError(f"an edit's target is one of {TARGETS}; got {self.target!r}.")
+        object.__setattr__(self, "target", read_target(self.target, "an edit"))
 
     def acts_at(self, site: Site | None) -> bool:
         """Whether it applies at `site`."""
@@ -297,7 +300,7 @@ class Edit:
         if not isinstance(new, Tensor) or new.shape not in shapes or new.dtype != value.dtype:
             got = f"{tuple(new.shape)} {new.dtype}" if isinstance(new, Tensor) else repr(new)
             raise InputError(
-                f"an edit of {self.target} at {call.site.module} must return a tensor of shape "
+                f"an edit of {self.target} at {call.site.label} must return a tensor of shape "
                 f"{' or '.join(str(tuple(shape)) for shape in shapes)} and {value.dtype}; it "
                 f"returned {got}."
             )

@@ -13,9 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .attach import AttentionCall, Edit, attach
+from .autocast import narrowed
 from .cache import Cache
 from .capture_file import Spec, Text, load_cache, stream_cache
-from .errors import InputError
+from .errors import InputError, shown
 from .forward import run_base
 from .heads import HeadId
 from .hook_names import (
@@ -133,9 +134,10 @@ def capture(
     own = None if inputs.decoder_ids is None else inputs.decoder_ids.shape[1]
     length = inputs.ids.shape[1]
     lengths = Lengths(len(inputs), length, length if own is None else own)
-    places = _check_rows(rows, wanted, lengths, inputs.mask)
+    places = _check_rows(rows, wanted, lengths, inputs)
     reader = Reader(model, wanted, rotary=rotary, rows=places)
-    specs = [Spec(w.name, reader.shape(w, lengths), model.dtype) for w in wanted]
+    dtype = narrowed(model.dtype, inputs.ids.device)
+    specs = [Spec(w.name, reader.shape(w, lengths), dtype) for w in wanted]
     where = "to memory" if save is None else f"to {str(save)!r}"
     _check_size(specs, _IN_MEMORY if max_bytes is None and save is None else max_bytes, where)
     if chosen is not None:  # those of layers that are not kept have no tensor to be found in
@@ -230,21 +232,22 @@ def _usable(device: torch.device | str) -> torch.device:
 
 
 def _check_rows(
-    rows: Integers | None, wanted: Sequence[Wanted], lengths: Lengths, mask: Tensor
+    rows: Integers | None, wanted: Sequence[Wanted], lengths: Lengths, inputs: Inputs
 ) -> tuple[int, ...] | None:
     """The rows asked for, counted from the front."""
     if rows is None:
         return None
     shortest = min(lengths.queries(want.site) for want in wanted)
     same = len({lengths.queries(want.site) for want in wanted}) == 1
+    last = torch.stack([inputs.live(want.site, keys=False)[:, -1] for want in wanted]).all(0)
     chosen = []
     for row in whole_numbers(rows, "rows"):
         if not -shortest <= row < shortest:
-            raise InputError(f"rows must be query positions 0 to {shortest - 1}; got {row}.")
+            raise InputError(f"rows must be query positions 0 to {shortest - 1}; got {shown(row)}.")
         if row < 0 and not same:
             raise InputError(f"row {row} counts from the end, but the stacks differ in length.")
-        if row < 0 and not bool(mask[:, -1].all()):
-            short = int(mask[:, -1].int().argmin())
+        if row < 0 and not bool(last.all()):
+            short = int(last.int().argmin())
             raise InputError(
                 f"row {row} counts from the last column, which is padding in sequence {short}. "
                 "Name columns counted from 0, or pad on the left."

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .errors import InputError
+from .errors import InputError, shown
 
 _MAX_JSON_BYTES = 64 * 2**20
 # Integers of a config that something loops over, by the words of their keys: first or last word ->
@@ -136,7 +136,7 @@ def check_counts(config: dict[str, Any], n_tensors: int, name: str) -> None:
         if value > limit:
             what = words[-1] if words[-1] in ("layers", "groups", "labels", "experts") else ""
             raise InputError(
-                f"config.json of {name!r} announces {f'{value} {what}'.strip()} in {key!r}; at "
+                f"config.json of {name!r} announces {f'{shown(value)} {what}'.strip()} in {key!r}; at "
                 f"most {limit} can be right. Fetch the file again, or correct that entry."
             )
 

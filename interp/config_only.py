@@ -15,7 +15,7 @@ from torch import nn
 from .checkpoint import check_counts, read_config
 from .errors import InputError
 from .gguf_file import check_gguf
-from .model_names import locate_model
+from .model_names import hub_silent, locate_model
 from .pretrained import quiet, reading
 
 _MAX_PIECES = 200_000  # modules and parameters; the largest models have some ten thousand
@@ -48,25 +48,12 @@ def _fetch(name: str) -> Path:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    with _hub_silent():
+    with hub_silent():
         try:
             return Path(hf_hub_download(name, "config.json")).parent
         except LocalEntryNotFoundError as error:  # what it raises at last when nothing answered
             reason = "it cannot be reached, and no copy of the config is kept here"
             raise ConnectionError(reason) from error
-
-
-@contextmanager
-def _hub_silent() -> Iterator[None]:
-    """Keep the hub's client from logging each of its attempts: their end is what counts."""
-    from huggingface_hub.utils import logging
-
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
 
 
 def _from_folder(folder: Path, name: str) -> Any:

@@ -8,3 +8,22 @@ class InputError(ValueError):
 
     The command line prints it in one line and exits with status 2.
     """
+
+
+def shown(value: object, most: int = 80) -> str:
+    """What a message shows of a value: the start of its repr, also where it has none.
+
+    Args:
+        value: anything.
+        most: characters to show.
+
+    Example:
+        >>> shown("a" * 100, 10), shown(10**5000)
+        ("'aaaaaaaaa", 'an integer of more than 30 digits')
+    """
+    if isinstance(value, int) and value.bit_length() > 100:  # Python writes out no very long ones
+        return "an integer of more than 30 digits"
+    try:
+        return repr(value)[:most]
+    except Exception:  # such as a list of them
+        return f"a {type(value).__name__} that cannot be shown"

@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 from .attach import unobserved
 from .errors import InputError
 from .tokens import context_length
-from .undo import uninterrupted
 
 
 def run_base(
@@ -140,7 +139,11 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         with torch.random.fork_rng(devices=list(devices)):
             yield
     finally:
-        uninterrupted(lambda: _give_back(modules, block))
+        try:  # right here: a request to stop may come at the start of any function
+            _give_back(modules, block)
+        except BaseException:
+            _give_back(modules, block)
+            raise
 
 
 def _give_back(modules: list[nn.Module], block: object) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
@@ -11,8 +10,9 @@ from typing import Any, SupportsIndex
 from jaxtyping import Float
 from torch import Tensor
 
-from .errors import InputError
+from .errors import InputError, shown
 from .heads import HeadId
+from .plain_numbers import as_index
 from .sites import Site
 
 
@@ -213,15 +213,15 @@ class HeadWeights:
                     "the weights of that layer."
                 )
             index = named.head
-        if isinstance(index, bool) or not hasattr(index, "__index__"):
+        number = as_index(index)
+        if number is None:
             raise InputError(
                 f"a head of {site.module} is a number, 0 to {site.n_heads - 1}, or an address such "
-                f"as {site.heads[-1]}; got {head!r}."
+                f"as {site.heads[-1]}; got {shown(head)}."
             )
-        index = operator.index(index)
-        if not 0 <= index < site.n_heads:
-            raise InputError(f"{site.module} has heads 0 to {site.n_heads - 1}; got {head}.")
-        return index
+        if not 0 <= number < site.n_heads:
+            raise InputError(f"{site.module} has heads 0 to {site.n_heads - 1}; got {shown(head)}.")
+        return number
 
     def _weight(self, which: str) -> Tensor:
         part: HeadMap = getattr(self, which)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from dataclasses import dataclass
+from typing import Any, SupportsIndex, TypeGuard
 
-from .errors import InputError
+from .errors import InputError, shown
+from .plain_numbers import as_index
 
+_MOST = 9999  # as the pattern has it
 _PATTERN = re.compile(r"(?:(enc|dec|cross)\.)?L(\d{1,4})(H|KV)(\d{1,4})", re.ASCII)
 
 
@@ -24,6 +28,8 @@ class HeadId:
         18
         >>> [HeadId("", 18, 6), HeadId("cross", 2, 3)]
         [L18H6, cross.L2H3]
+        >>> HeadId.parse((18, 6))
+        L18H6
     """
 
     site: str
@@ -36,18 +42,20 @@ class HeadId:
     __repr__ = __str__  # lists of heads are what people read most
 
     @classmethod
-    def parse(cls, text: str | HeadId) -> HeadId:
-        """Read a head's address; a `HeadId` is returned as it is.
+    def parse(cls, text: str | HeadId | tuple[int, int]) -> HeadId:
+        """Read a head's address; a pair is (layer, head), a `HeadId` is returned as it is.
 
         Raises:
             InputError: the text is not of the form `L18H6` or `enc.L2H3`.
         """
         if isinstance(text, HeadId):
             return text
+        if _is_pair(text):
+            return cls("", operator.index(text[0]), operator.index(text[1]))
         match = _PATTERN.fullmatch(text) if isinstance(text, str) else None
         if match is None or match[3] != "H":
             raise InputError(
-                f"a head is written L18H6 (or enc.L2H3, dec.L2H3, cross.L2H3); got {text!r}."
+                f"a head is written L18H6 (or enc.L2H3, dec.L2H3, cross.L2H3); got {shown(text)}."
             )
         return cls(match[1] or "", int(match[2]), int(match[4]))
 
@@ -90,12 +98,12 @@ class KvHeadId:
             return text
         match = _PATTERN.fullmatch(text) if isinstance(text, str) else None
         if match is None or match[3] != "KV":
-            raise InputError(f"a key-value head is written L18KV2 (or cross.L2KV1); got {text!r}.")
+            raise InputError(f"a key-value head is written L18KV2 (or cross.L2KV1); got {shown(text)}.")
         return cls(match[1] or "", int(match[2]), int(match[4]))
 
 
-def parse_head(text: str | HeadId | KvHeadId) -> HeadId | KvHeadId:
-    """Read the address of a query head or of a key-value head.
+def parse_head(text: str | HeadId | KvHeadId | tuple[int, int]) -> HeadId | KvHeadId:
+    """Read the address of a query head or of a key-value head; a pair is (layer, query head).
 
     Raises:
         InputError: the text is neither.
@@ -106,14 +114,34 @@ def parse_head(text: str | HeadId | KvHeadId) -> HeadId | KvHeadId:
     """
     if isinstance(text, HeadId | KvHeadId):
         return text
+    if _is_pair(text):
+        return HeadId.parse(text)
     match = _PATTERN.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise InputError(
             f"a head is written L18H6, a key-value head L18KV2 (after enc., dec. or cross. in an "
-            f"encoder-decoder model); got {text!r}."
+            f"encoder-decoder model); got {shown(text)}."
         )
     kind = HeadId if match[3] == "H" else KvHeadId
     return kind(match[1] or "", int(match[2]), int(match[4]))
+
+
+def one_or_more(heads: Any) -> Any:
+    """Heads as given, but a single one as a list of one, so that all can be gone through.
+
+    Example:
+        >>> one_or_more("L0H1"), one_or_more((0, 1)), one_or_more(["L0H1", (0, 2)])
+        (['L0H1'], [(0, 1)], ['L0H1', (0, 2)])
+    """
+    return [heads] if isinstance(heads, str | HeadId | KvHeadId) or _is_pair(heads) else heads
+
+
+def _is_pair(value: Any) -> TypeGuard[tuple[SupportsIndex, SupportsIndex]]:
+    """Whether it is (layer, head), two whole numbers from 0."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    numbers = [as_index(part) for part in value]
+    return all(number is not None and 0 <= number <= _MOST for number in numbers)
 
 
 def _prefix(site: str) -> str:

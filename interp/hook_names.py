@@ -10,12 +10,20 @@ from typing import Any, SupportsIndex
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .errors import InputError
-from .heads import HeadId
+from .errors import InputError, shown
+from .heads import HeadId, KvHeadId, one_or_more, parse_head
 from .sites import Site
 
 Integers = Iterable[SupportsIndex] | Tensor
 """Whole numbers in a list, range, array or tensor."""
+
+TARGETS = ("q", "k", "v", "scores", "pattern", "z")
+"""What edits and interventions change, in the order in which they take effect."""
+
+# TransformerLens's names of the same; its q and k come before RoPE and are none of them
+_CALLED = {
+    "attn_scores": "scores", "rot_q": "q", "rot_k": "k", "v": "v", "pattern": "pattern", "z": "z",
+}  # fmt: skip
 
 NamesFilter = str | Collection[str] | Callable[[str], bool] | None
 
@@ -32,6 +40,38 @@ class Wanted:
     kind: str
     site: Site
     heads: tuple[int, ...] | None
+
+
+def read_target(target: Any, whose: str) -> str:
+    """A target by its own name, or by TransformerLens's of the same thing.
+
+    Args:
+        target: such as `"scores"`, `"attn_scores"` or `"hook_attn_scores"`.
+        whose: what the message says has targets.
+
+    Raises:
+        InputError: it is none. `hook_q` and `hook_k` are none: in a rotary model they are before
+            the rotation, where nothing is changed.
+
+    Example:
+        >>> read_target("hook_attn_scores", "an edit"), read_target("rot_q", "an edit")
+        ('scores', 'q')
+    """
+    if isinstance(target, str):
+        if target in TARGETS:
+            return target
+        if (own := _CALLED.get(target.removeprefix("hook_"))) is not None:
+            return own
+    advice = {
+        f"hook_{name}": f" In TransformerLens {target} comes before RoPE; {name} here is what "
+        f"attention receives, hook_rot_{name} of a rotary model."
+        for name in ("q", "k")
+    }
+    advice["hook_result"] = advice["result"] = " result follows from z."
+    raise InputError(
+        f"{whose}'s target is one of {', '.join(TARGETS)}, or TransformerLens's name such as "
+        f"hook_attn_scores; got {target!r}.{advice.get(str(target), '')}"
+    )
 
 
 def whole_numbers(values: Any, name: str) -> tuple[int, ...]:
@@ -51,23 +91,37 @@ def whole_numbers(values: Any, name: str) -> tuple[int, ...]:
         return tuple(operator.index(value) for value in listed)
     except (TypeError, ValueError, RuntimeError):
         raise InputError(
-            f"{name} must be a sequence of whole numbers, such as [0, 2]; got {values!r}."
+            f"{name} must be a sequence of whole numbers, such as [0, 2]; got {shown(values)}."
         ) from None
 
 
 def choose_heads(sites: Sequence[Site], heads: Any) -> tuple[HeadId, ...]:
-    """The heads asked for, checked against those the model has."""
-    known = {head for site in sites for head in site.heads}
-    named = [heads] if isinstance(heads, str | HeadId) else heads
+    """The query heads asked for, checked against those the model has.
+
+    A key-value head stands for the query heads of its group.
+    """
+    named = one_or_more(heads)
     if not isinstance(named, Iterable):
         raise InputError(f"heads must be a sequence of heads, such as ['L0H1']; got {heads!r}.")
-    chosen = tuple(HeadId.parse(head) for head in named)
+    chosen = [query for head in named for query in _query_heads(sites, parse_head(head))]
     if not chosen:
         raise InputError("heads is empty. Name at least one head, or pass None for all.")
-    for head in chosen:
+    return tuple(chosen)
+
+
+def _query_heads(sites: Sequence[Site], head: HeadId | KvHeadId) -> tuple[HeadId, ...]:
+    """A query head, or those that read a key-value head."""
+    known = {query for site in sites for query in site.heads}
+    if isinstance(head, HeadId):
         if head not in known:
             raise InputError(f"the model has no head {head}; it has {min(known)} to {max(known)}.")
-    return chosen
+        return (head,)
+    for site in sites:
+        if (site.stack, site.layer) == (head.site, head.layer) and head.kv_head < site.n_kv_heads:
+            group = site.n_heads // site.n_kv_heads
+            return site.heads[head.kv_head * group : (head.kv_head + 1) * group]
+    has = sorted({KvHeadId(s.stack, s.layer, n) for s in sites for n in range(s.n_kv_heads)})
+    raise InputError(f"the model has no head {head}; it has {has[0]} to {has[-1]}.")
 
 
 def choose_names(
@@ -148,12 +202,16 @@ def _listed(names: Any) -> list[str]:
 
 def _known_layers(sites: Sequence[Site], layers: Any) -> frozenset[int]:
     known, asked = {site.layer for site in sites}, whole_numbers(layers, "layers")
+    depths = {sum(other.stack == site.stack for other in sites) for site in sites}
+    kept = {layer + max(depths) if layer < 0 else layer for layer in asked}
+    if min(asked, default=0) < 0 and len(depths) > 1:
+        raise InputError(f"layer {min(asked)} counts from the end, but the stacks differ in depth.")
     for layer in asked:
-        if layer not in known:
+        if not -len(known) <= layer < len(known):
             raise InputError(
                 f"the model has no attention layer {layer}; it has {min(known)} to {max(known)}."
             )
-    return frozenset(asked)
+    return frozenset(kept)
 
 
 def _name(site: Site, kind: str) -> str:
@@ -164,6 +222,18 @@ def full_name(kind: str, layer: int, stack: str = "") -> str:
     """The name behind a short key: `("pattern", 5)` or `("pattern", 5, "enc")`."""
     prefix = "" if stack in ("", "attn") else f"{stack}."
     return f"{prefix}blocks.{layer}.attn.hook_{str(kind).removeprefix('hook_')}"
+
+
+def last_layer(names: Iterable[str], stack: str = "") -> int:
+    """The highest layer among names of a stack; −1 where there are none.
+
+    Example:
+        >>> last_layer(["blocks.0.attn.hook_z", "enc.blocks.10.attn.hook_z"], "enc")
+        10
+    """
+    start = full_name("", 0, stack).split("0.attn")[0]
+    numbers = (name.removeprefix(start).split(".")[0] for name in names if name.startswith(start))
+    return max((int(number) for number in numbers if number.isdecimal()), default=-1)
 
 
 def what_exists(names: Collection[str], asked: str) -> str:

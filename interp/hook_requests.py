@@ -40,8 +40,17 @@ def read_requests(observers: Any, edits: Any) -> tuple[tuple[Observer, ...], tup
     return watchers, changes
 
 
-def check_sites(edits: Iterable[Edit], sites: Iterable[Site]) -> None:
+def check_sites(
+    edits: Iterable[Edit],
+    sites: Iterable[Site],
+    whose: str = "the model's attention_sites(model)",
+) -> None:
     """Refuse edits that would act nowhere, which would read as "no effect".
+
+    Args:
+        edits: what was asked for.
+        sites: where they could act.
+        whose: where the caller finds these sites, for the message.
 
     Raises:
         InputError: an edit names a site that is not among the model's.
@@ -55,8 +64,7 @@ def check_sites(edits: Iterable[Edit], sites: Iterable[Site]) -> None:
         if strange or not named:
             got = strange[0] if strange else edit.sites
             raise InputError(
-                f"an edit's sites are a set of the model's attention_sites(model), at least one; "
-                f"got {got!r:.80}."
+                f"an edit's sites are a set of some of {whose}, at least one; got {got!r:.80}."
             )
 
 

@@ -106,7 +106,8 @@ class Reader:
         heads = slice(None) if want.heads is None else list(want.heads)
         if want.kind == "result":
             z = call.z[:, heads][:, :, rows]
-            return torch.einsum("bhpv,hvd->bphd", z, self.matrices[want.site][heads])
+            weight = self.matrices[want.site][heads].to(z.dtype)  # as autocast would have it
+            return torch.einsum("bhpv,hvd->bphd", z, weight)
         if want.name in self.sources:
             tensor = self.sources[want.name].gather(self._outputs, call.q.shape[0])
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,12 @@ from .forward import check_ids, embedding_weight
 from .sites import Site, check_model
 from .survey import is_encoder_decoder
 from .tokens import Tokens
+
+Readable = Tokens | Tensor | Mapping[str, Any]
+"""`Tokens`, ids [batch, pos], or what a tokenizer gives under return_tensors="pt"."""
+
+# what else a tokenizer may give, which says nothing that a model must be told
+_ASIDE = frozenset({"special_tokens_mask", "offset_mapping", "length", "token_type_ids"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,32 +77,57 @@ class Inputs:
 
 
 def read_inputs(
-    model: PreTrainedModel, tokens: Tokens | Tensor, decoder_ids: Tensor | None = None
+    model: PreTrainedModel, tokens: Readable, decoder_ids: Tensor | None = None
 ) -> Inputs:
     """Tokens as a batch that the model can take.
 
     Args:
         model: a transformers model.
-        tokens: `Tokens`, or token ids [batch, pos] without padding.
+        tokens: `Tokens`; what a tokenizer gives, input_ids and attention_mask as tensors; or token
+            ids [batch, pos] without padding.
         decoder_ids: what the decoder of an encoder-decoder model reads [batch, pos]; by default
             the encoder's tokens shifted right behind the start token.
 
     Raises:
-        InputError: another module, no integers [batch, pos], ids outside the vocabulary, or decoder
-            ids for a model without a decoder.
+        InputError: another module, no integers [batch, pos], ids outside the vocabulary, a
+            tokenizer's output with more than ids and their mask, or decoder ids for a model without
+            a decoder.
     """
     device = embedding_weight(check_model(model)).device
     if isinstance(tokens, Tokens):
         ids, mask, bos = tokens.ids.to(device), tokens.mask.to(device), tokens.bos
     else:
-        ids = _checked(tokens, "tokens").to(device, torch.int64)
-        mask, bos = torch.ones_like(ids, dtype=torch.bool), None
+        ids, mask, bos = *(part.to(device) for part in _ids_and_mask(tokens)), None
     check_ids(model, ids, "tokens")
     if is_encoder_decoder(model):
         return Inputs(ids, mask, _decoder_ids(model, ids, decoder_ids), bos)
     if decoder_ids is not None:
         raise InputError(f"{type(model).__name__} has no decoder to read decoder_ids.")
     return Inputs(ids, mask, None, bos)
+
+
+def _ids_and_mask(tokens: Any) -> tuple[Tensor, Tensor]:
+    """Ids, and True where a token stands, of ids alone or of what a tokenizer gave."""
+    if not isinstance(tokens, Mapping):
+        ids = _checked(tokens, "tokens").to(torch.int64)
+        return ids, torch.ones_like(ids, dtype=torch.bool)
+    ids = _checked(tokens.get("input_ids"), "input_ids").to(torch.int64)
+    strange = [key for key in tokens if key not in {"input_ids", "attention_mask", *_ASIDE}]
+    kinds = tokens.get("token_type_ids")
+    if isinstance(kinds, Tensor) and bool(kinds.any()):
+        strange.append("token_type_ids that are not 0")
+    if strange:
+        raise InputError(
+            f"the tokenizer's output holds {strange[0]}, which is not read here; only input_ids "
+            "and attention_mask are."
+        )
+    mask = tokens.get("attention_mask")
+    if mask is None:
+        return ids, torch.ones_like(ids, dtype=torch.bool)
+    if not isinstance(mask, Tensor) or mask.shape != ids.shape:
+        got = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
+        raise InputError(f"attention_mask must be a tensor {list(ids.shape)}; got {got}.")
+    return ids, mask != 0
 
 
 def _decoder_ids(model: PreTrainedModel, ids: Tensor, given: Tensor | None) -> Tensor:
@@ -112,12 +144,13 @@ def _decoder_ids(model: PreTrainedModel, ids: Tensor, given: Tensor | None) -> T
 
 
 def _checked(ids: Any, name: str) -> Tensor:
-    if isinstance(ids, str) or (isinstance(ids, list | tuple) and isinstance(ids[:1], str)):
+    listed = ids[:1] if isinstance(ids, list | tuple) else [ids]
+    if any(isinstance(text, str) for text in listed):
         raise InputError(f"{name} is text; turn it into tokens with tokenize(tokenizer, text).")
     if not isinstance(ids, Tensor) or ids.ndim != 2 or ids.is_floating_point() or not ids.numel():
         got = f"{ids.dtype} {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
         raise InputError(
             f"{name} must be Tokens or integer ids [batch, pos]; got {got}. Turn a text into "
-            "tokens with tokenize(tokenizer, text)."
+            'tokens with tokenize(tokenizer, text), or tokenizer(text, return_tensors="pt").'
         )
     return ids

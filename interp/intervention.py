@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .attention_call import AttentionCall, Edit
-from .errors import InputError
-from .heads import HeadId, KvHeadId, parse_head
-from .hook_names import is_rotary
+from .errors import InputError, shown
+from .heads import HeadId, KvHeadId, one_or_more, parse_head
+from .hook_names import is_rotary, read_target
 from .inputs import Inputs
-from .intervention_values import check_target, check_values
+from .intervention_values import check_values
 from .named_heads import Named, locate
 from .references import Reference, fit_keys
 from .sites import Site, attention_sites
@@ -35,7 +35,8 @@ class Intervention:
     Args:
         action: `"zero"`, `"gate"`, `"add"`, or, to put in values of another run, `"patch"`,
             `"mean"`, `"resample"` or `"freeze"`.
-        target: where in the attention: `"q"`, `"k"`, `"v"`, `"scores"`, `"pattern"` or `"z"`.
+        target: where in the attention: `"q"`, `"k"`, `"v"`, `"scores"`, `"pattern"` or `"z"`, or
+            TransformerLens's name of the same, such as `"hook_attn_scores"`.
         heads: which heads, as `HeadId`, `KvHeadId` or their texts; None: every head.
         positions: columns of the sequence, padding included, counted from 0; None: all. They are
             the queries' columns, for k and v the keys'.
@@ -54,7 +55,7 @@ class Intervention:
     values: Tensor | Reference | None = None
 
     def __post_init__(self) -> None:
-        check_target(self.target)
+        object.__setattr__(self, "target", read_target(self.target, "an intervention"))
         object.__setattr__(self, "heads", as_heads(self.heads))
         object.__setattr__(self, "positions", as_positions(self.positions))
         n_heads = None if self.heads is None else len(self.heads)
@@ -108,7 +109,7 @@ class Intervention:
             return
         if wanted is not None and values is not None and values.shape[-1] != wanted:
             raise InputError(
-                f"{self.action} needs values of width {wanted} for {self.target} of {site.module}; "
+                f"{self.action} needs values of width {wanted} for {self.target} of {site.label}; "
                 f"got {values.shape[-1]}."
             )
 
@@ -117,7 +118,7 @@ class Intervention:
         length, n_key = (inputs.live(site, keys=k).shape[1] for k in (keys, True))
         if self.positions is not None and max(self.positions) >= length:
             raise InputError(
-                f"position {max(self.positions)} is out of range: {site.module} has {length} "
+                f"position {shown(max(self.positions))} is out of range: {site.label} has {length} "
                 f"columns, 0 to {length - 1}."
             )
         values = self.values.at(site) if isinstance(self.values, Reference) else self.values
@@ -132,7 +133,7 @@ class Intervention:
             if self.values.by_column and self.positions is None and values.shape[2] != length:
                 raise InputError(
                     f"{self.values.origin} has {values.shape[2]} columns of {self.target} at "
-                    f"{site.module}; this run has {length}. Use texts of equal length, or name "
+                    f"{site.label}; this run has {length}. Use texts of equal length, or name "
                     "positions."
                 )
         if self.target not in ("scores", "pattern") or values is None or self.action == "gate":
@@ -140,7 +141,7 @@ class Intervention:
         given = values.shape[-1]
         if given > n_key or (isinstance(self.values, Reference) and given != n_key):
             raise InputError(
-                f"{self.action} of {self.target} has {given} keys at {site.module}; this run has "
+                f"{self.action} of {self.target} has {given} keys at {site.label}; this run has "
                 f"{n_key}."
             )
 
@@ -197,7 +198,7 @@ class Intervention:
             if self.target not in ("scores", "pattern"):
                 return new
             fill = 0.0 if self.target == "pattern" else float("-inf")
-            what = f"{self.values.origin}, at {call.site.module},"
+            what = f"{self.values.origin}, at {call.site.label},"
             return fit_keys(new, call.where.key, old.shape[-1], fill, what)
         if self.target != "scores":
             return self._arithmetic(old, slots, columns, self.values)
@@ -255,10 +256,9 @@ def as_heads(heads: Any) -> tuple[HeadId | KvHeadId, ...] | None:
     """
     if heads is None:
         return None
-    if isinstance(heads, str | HeadId | KvHeadId):
-        heads = (heads,)
+    heads = one_or_more(heads)
     if not isinstance(heads, Iterable):
-        raise InputError(f"heads are addresses such as L3H2; got {heads!r}.")
+        raise InputError(f"heads are addresses such as L3H2; got {shown(heads)}.")
     parsed = tuple(parse_head(head) for head in heads)
     if not parsed:
         raise InputError("heads is empty. Name at least one head.")
@@ -277,17 +277,17 @@ def as_positions(positions: Any) -> tuple[int, ...] | None:
         listed = list(positions) if hasattr(positions, "__iter__") else [positions]
         columns = tuple(operator.index(column) for column in listed)
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(f"positions are integers; got {positions!r}.") from None
+        raise InputError(f"positions are integers; got {shown(positions)}.") from None
     if columns and min(columns) < 0:
         raise InputError(
-            f"position {min(columns)} is negative: what it counts from differs between runs, and "
+            f"position {shown(min(columns))} is negative: what it counts from differs between runs, and "
             "moves while a sequence is decoded. positions are columns counted from 0, padding "
             "included; the last of N is N - 1."
         )
     if not columns or len(set(columns)) != len(columns):
         raise InputError(
             "positions are columns of the sequence counted from 0, each named once; got "
-            f"{positions!r}."
+            f"{shown(positions)}."
         )
     return columns
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,15 +16,32 @@ from .inputs import Inputs
 from .intervention import Intervention
 from .layers.attention import HookedAttention
 from .layers.hooks import attach_layers
-from .layers.latent import absorbed_widths
 from .sites import Site
+
+LAYERS_TAKE = (
+    " A HookedAttention takes zero, gate and add, and patch or freeze from the capture of a "
+    "transformers model; its own values are in trace(x) and attach_layers(layer, observers=…)."
+)
 
 
 def holds_layers(model: Any) -> bool:
-    """Whether `model` is a `HookedAttention`, or a module of some that is none of transformers."""
+    """Whether `model` is a `HookedAttention`, or a module of some that is none of transformers.
+
+    Raises:
+        InputError: a module of both, where a head's address would mean two.
+    """
     if not isinstance(model, nn.Module) or isinstance(model, PreTrainedModel):
         return False
-    return any(isinstance(part, HookedAttention) for part in model.modules())
+    parts = list(model.modules())
+    holds = any(isinstance(part, HookedAttention) for part in parts)
+    both = [part for part in parts if isinstance(part, PreTrainedModel)]
+    if holds and both:
+        raise InputError(
+            f"{type(model).__name__} holds both a transformers model ({type(both[0]).__name__}) "
+            "and HookedAttention, so L0H0 would name two heads. Use attach_layers for the "
+            "HookedAttention, and attach or intervene for the transformers model inside."
+        )
+    return holds
 
 
 def layer_edits(
@@ -46,7 +62,7 @@ def layer_edits(
         pass
     rotary = any(layer.config.rope is not None for layer in layers)
     absorbed = {
-        _absorbed(site, layer): site
+        layer.absorbed_site(site): site
         for site, layer in zip(sites, layers, strict=True)
         if layer.config.latent is not None
     }
@@ -66,22 +82,13 @@ def shape_of(x: Any) -> Inputs:
     return Inputs(ids, torch.ones_like(ids, dtype=torch.bool), None, None)
 
 
-def _absorbed(site: Site, layer: HookedAttention) -> Site:
-    """The site as calls see it that attend over the latents themselves."""
-    if layer.config.latent is None:
-        return site
-    d_head, d_value = absorbed_widths(layer.config.latent)
-    return replace(site, n_kv_heads=1, d_head=d_head, d_value=d_value)
-
-
 def _absorbable(made: Intervention, edit: Edit, absorbed: Mapping[Site, Site]) -> Edit:
     """The edit, also at calls with absorbed latents; there z, z W_UV, scales as z does."""
-    named = edit.sites or frozenset()
 
     def change(call: AttentionCall, value: Tensor) -> Tensor:
-        own = absorbed.get(call.site, call.site)
-        if own == call.site:
+        if not call.absorbed:
             return edit.change(call, value)
+        own = absorbed[call.site]
         scales = made.action in ("zero", "gate")
         if edit.target in ("q", "k", "v") or (edit.target == "z" and not scales):
             raise InputError(
@@ -90,4 +97,4 @@ def _absorbable(made: Intervention, edit: Edit, absorbed: Mapping[Site, Site]) -
             )
         return edit.change(copy.copy(call).at(own), value)
 
-    return Edit(edit.target, change, named | {a for a, own in absorbed.items() if own in named})
+    return Edit(edit.target, change, edit.sites)

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .attention_call import TARGETS
-from .errors import InputError
+from .errors import InputError, shown
+from .plain_numbers import as_seed
 from .references import Reference
 
 SETS = ("patch", "mean", "resample", "freeze")  # these put in the values of another run
 ACTIONS = ("zero", "gate", "add", *SETS)
-
-
-def check_target(target: Any) -> None:
-    """Refuse what is no target."""
-    if target not in TARGETS:
-        raise InputError(
-            f"an intervention's target is one of {', '.join(TARGETS)}; got {target!r}."
-        )
 
 
 def check_values(
@@ -69,22 +60,7 @@ def as_factor(factor: Any) -> Tensor:
     try:
         return torch.tensor(float(factor))
     except (TypeError, ValueError, OverflowError):
-        raise InputError(f"factor must be a number or a tensor; got {factor!r}.") from None
-
-
-def as_seed(seed: Any) -> int:
-    """A seed that torch's generators take.
-
-    Raises:
-        InputError: no integer, or one of more than 64 bits.
-    """
-    try:
-        value = operator.index(seed)
-    except TypeError:
-        value = None
-    if value is None or not 0 <= value < 1 << 64:
-        raise InputError(f"seed must be an integer, 0 to 2^64 - 1; got {seed!r}.")
-    return value
+        raise InputError(f"factor must be a number or a tensor; got {shown(factor)}.") from None
 
 
 def _check_factor(factor: Any, n_heads: int | None) -> None:

@@ -8,7 +8,7 @@ Each takes effect where its target comes up, S = softcap(scale · q kᵀ) + bias
 z = A v: interventions on q, k and v first, then on the scores S, the pattern A and z; on the same
 target in the order of the list. They never touch weights, caches or the model's state.
 
-A query head, `L3H2`, means that head alone, also for k and v under grouped-query attention: it then
+A query head, `L3H2` or (3, 2), means that head alone, also for k and v under grouped-query attention: it then
 gets its own view of its group's keys or values. A key-value head, `L3KV1`, means all query heads of
 its group.
 """
@@ -25,13 +25,13 @@ from transformers import PreTrainedModel
 from .capture import Cache
 from .errors import InputError
 from .heads import HeadId, KvHeadId
-from .hook_names import is_rotary
-from .inputs import read_inputs
+from .hook_names import is_rotary, read_target
+from .inputs import Readable, read_inputs
 from .intervene import intervene, run
 from .intervention import Intervention, as_heads, as_positions
-from .intervention_values import as_factor, as_seed, check_target
+from .intervention_layers import LAYERS_TAKE, holds_layers
+from .intervention_values import as_factor, as_seed
 from .references import Reference, from_cache, from_run, mean_of
-from .tokens import Tokens
 
 __all__ = [
     "Intervention",
@@ -46,7 +46,7 @@ __all__ = [
     "zero",
 ]
 
-Heads = str | HeadId | KvHeadId | Sequence[str | HeadId | KvHeadId]
+Heads = str | HeadId | KvHeadId | Sequence[str | HeadId | KvHeadId | Sequence[int] | int]
 Positions = int | Sequence[int] | None
 
 
@@ -59,7 +59,8 @@ def zero(heads: Heads, target: str = "z", *, positions: Positions = None) -> Int
 
     Args:
         heads: the heads.
-        target: `"q"`, `"k"`, `"v"`, `"scores"`, `"pattern"` or `"z"`.
+        target: `"q"`, `"k"`, `"v"`, `"scores"`, `"pattern"` or `"z"`. TransformerLens's names do
+            too: `"attn_scores"`, `"hook_z"`; q and k are its `"rot_q"` and `"rot_k"`.
         positions: columns of the sequence; None: all.
 
     Example:
@@ -129,7 +130,7 @@ def patch(
     heads: Heads,
     target: str = "z",
     *,
-    tokens: Tokens | Tensor | None = None,
+    tokens: Readable | None = None,
     positions: Positions = None,
 ) -> Intervention:
     """Put in what heads computed in another run, at the same columns: x[h, c] ← x′[h, c].
@@ -149,7 +150,8 @@ def patch(
 
     Raises:
         InputError: the source does not hold the target of these heads, or a position, or no tokens
-            for a model.
+            for a model. Whether a capture of query heads holds a whole key-value head shows when
+            the model is known, in `run` or `intervene`.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -159,6 +161,7 @@ def patch(
 
     Reference: Vig et al. 2020 (causal mediation); Meng et al. 2022, section 2 (causal tracing).
     """
+    target = read_target(target, "an intervention")
     named = _named(heads)
     columns = as_positions(positions)
     reference = _reference(source, tokens, named, target, columns)
@@ -169,7 +172,7 @@ def freeze(
     source: Cache | PreTrainedModel,
     heads: Heads | None = None,
     *,
-    tokens: Tokens | Tensor | None = None,
+    tokens: Readable | None = None,
     positions: Positions = None,
 ) -> Intervention:
     """Hold attention patterns at those of another run, so that only values change: A[h] ← A′[h].
@@ -204,7 +207,7 @@ def freeze(
 
 def mean(
     model: PreTrainedModel,
-    tokens: Tokens | Tensor,
+    tokens: Readable,
     heads: Heads,
     target: str = "z",
     *,
@@ -240,7 +243,8 @@ def mean(
 
     Reference: Wang et al. 2022, section 2.2 (mean ablation).
     """
-    check_target(target)
+    target = read_target(target, "an intervention")
+    _refuse_layers(model, "mean")
     columns = as_positions(positions)
     if target == "scores" or (target == "pattern" and not per_position):
         raise InputError(
@@ -266,7 +270,7 @@ def mean(
 
 def resample(
     model: PreTrainedModel,
-    tokens: Tokens | Tensor,
+    tokens: Readable,
     heads: Heads,
     target: str = "z",
     *,
@@ -300,7 +304,8 @@ def resample(
 
     Reference: Chan et al. 2022 (causal scrubbing: resampling ablation).
     """
-    check_target(target)
+    target = read_target(target, "an intervention")
+    _refuse_layers(model, "resample")
     columns = as_positions(positions)
     generator = torch.Generator().manual_seed(as_seed(seed))
     inputs, named = read_inputs(model, tokens), _named(heads)
@@ -308,7 +313,9 @@ def resample(
     if count < 2 or not bool(inputs.mask.all()):
         raise InputError(
             f"resample needs at least two documents of equal length, without padding; got {count}"
-            f"{'' if bool(inputs.mask.all()) else ' with padding'}. windows() makes such documents."
+            f"{'' if bool(inputs.mask.all()) else ' with padding'}. Make them from one text with "
+            "headatlas.interp.tokens.windows(tokenizer, text, seq_len=…), or from texts that are "
+            "long enough with tokenize(tokenizer, texts, seq_len=…)."
         )
     shift = torch.randint(1, count, (count,), generator=generator)
     donors = tuple(((torch.arange(count) + shift) % count).tolist())
@@ -323,7 +330,7 @@ def _reference(
     target: str,
     positions: tuple[int, ...] | None,
 ) -> Reference:
-    check_target(target)
+    target = read_target(target, "an intervention")
     if isinstance(source, Cache):
         if tokens is not None:
             raise InputError("a cache has been run already: leave tokens out.")
@@ -331,10 +338,17 @@ def _reference(
     if not isinstance(source, PreTrainedModel):
         raise InputError(
             f"the source must be a Cache or a transformers model; got {type(source).__name__}."
+            f"{LAYERS_TAKE if holds_layers(source) else ''}"
         )
     if tokens is None:
         raise InputError("a model as source needs tokens=, what it shall read.")
     return from_run(source, read_inputs(source, tokens), heads, target)
+
+
+def _refuse_layers(model: Any, action: str) -> None:
+    """Say what works on layers of our own where a reference run does not."""
+    if holds_layers(model):
+        raise InputError(f"{action} runs a transformers model for its values.{LAYERS_TAKE}")
 
 
 def _named(heads: Any) -> tuple[HeadId | KvHeadId, ...]:

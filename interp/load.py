@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .errors import InputError
-from .model_names import locate_model
+from .model_names import hub_silent, locate_model
 from .pretrained import read_folder, read_gguf
 
 # one level deep and no pickle: what a model and its tokenizer need, and nothing that can run
@@ -70,7 +70,8 @@ def _fetch(name: str) -> Path:
     """The local copy of a hub model, downloaded when it is not there yet."""
     from huggingface_hub import snapshot_download
 
-    return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+    with hub_silent():
+        return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
 
 
 def _device(device: str | torch.device) -> torch.device:

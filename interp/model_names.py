@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,6 +91,19 @@ def _ask_hub(name: str, from_hub: Callable[[str], Path]) -> Path:
             f"no model {name!r}: it is not built in, not a folder here, and the hub gave nothing "
             f"({type(error).__name__}: {reason}). {_hint(name)}"
         ) from error
+
+
+@contextmanager
+def hub_silent() -> Iterator[None]:
+    """Keep the hub's client from logging each of its attempts: their end is what counts."""
+    from huggingface_hub.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _plain(name: str) -> str:

@@ -98,4 +98,4 @@ def _what_exists(head: HeadId | KvHeadId, sites: dict[tuple[str, int], Site]) ->
             for stack, span in zip(stacks, ranges, strict=True)
         )
     kind = "query" if isinstance(head, HeadId) else "key-value"
-    return f"{site.module} has {_count(head, site)} {kind} heads"
+    return f"{site.label} has {_count(head, site)} {kind} heads"

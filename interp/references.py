@@ -97,7 +97,7 @@ class Reference:
         """
         values = self.tensors.get((site.stack, site.layer))
         if values is None:
-            raise InputError(f"{self.origin} holds nothing for {site.module}, {_address(site)}.")
+            raise InputError(f"{self.origin} holds nothing for {site.label}, {_address(site)}.")
         return values
 
     def index(self, site: Site, heads: Sequence[int], n_heads: int) -> list[int]:
@@ -119,8 +119,15 @@ class Reference:
             return list(heads)
         if n_heads == site.n_heads and size == site.n_kv_heads:
             return [head * size // n_heads for head in heads]
+        advice = ""
+        if size == site.n_heads:
+            advice = (
+                " It was captured while single query heads had keys or values of their own; name "
+                "query heads, or capture under edits of whole key-value heads (L0KV1)."
+            )
         raise InputError(
             f"{self.origin} holds {size} heads at {_address(site)}, where {n_heads} are needed."
+            f"{advice}"
         )
 
     def take(
@@ -212,7 +219,34 @@ def from_cache(
     mask = None if any(site for site, _ in tensors) else cache.mask
     made = Reference(tensors, held, "the cache", rotated=rotated, mask=mask, columns=rows)
     made.check_rows(positions or ())
+    _check_held(made, heads or (), shared=target in ("k", "v"))
     return made
+
+
+def _check_held(made: Reference, heads: Sequence[HeadId | KvHeadId], *, shared: bool) -> None:
+    """Refuse heads that a cache lacks, as far as that shows without the model.
+
+    Args:
+        made: its values.
+        heads: which heads are needed.
+        shared: whether axis 1 holds key-value heads.
+
+    Raises:
+        InputError: one of them is not in it.
+    """
+    for head in heads:
+        address = (head.site, head.layer)
+        size = made.tensors[address].shape[1]
+        held = list(made.heads.get(address, range(size)))
+        if isinstance(head, KvHeadId):
+            lacks = shared and head.kv_head >= size
+        else:
+            lacks = not shared and head.head not in held
+        if lacks:
+            raise InputError(
+                f"{made.origin} holds {'key-value ' if shared else ''}heads {held} of layer "
+                f"{head.layer}, not {head}. Capture it too, or pass the model and its tokens."
+            )
 
 
 def _names_of(cache: Cache, heads: Heads, target: str) -> tuple[dict[Address, str], bool]:

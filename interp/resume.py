@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from .errors import InputError
 from .sites import Site
-from .undo import uninterrupted
 
 
 class UnfitBlocksError(InputError):
@@ -186,14 +185,17 @@ def _overridden(
 ) -> Iterator[None]:
     """Give each module another `forward` for this thread; others get its own."""
     block, before = object(), [module.__dict__.get("forward") for module in modules]
-    active = _ACTIVE.get()
     try:
         for index, module in enumerate(modules):
             module.forward = _guarded(block, module.forward, make(index, module.forward))
-        _ACTIVE.set(active | {block})
+        _ACTIVE.set(_ACTIVE.get() | {block})
         yield
     finally:
-        uninterrupted(lambda: _give_back(modules, before, active))
+        try:  # right here: a request to stop may come at the start of any function
+            _give_back(modules, before, block)
+        except BaseException:
+            _give_back(modules, before, block)
+            raise
 
 
 def _guarded(block: object, own: Callable[..., Any], other: Callable[..., Any]) -> Any:
@@ -204,9 +206,9 @@ def _guarded(block: object, own: Callable[..., Any], other: Callable[..., Any]) 
 
 
 def _give_back(
-    modules: Sequence[nn.Module], before: Sequence[Any], active: frozenset[object]
+    modules: Sequence[nn.Module], before: Sequence[Any], block: object
 ) -> None:
-    _ACTIVE.set(active)
+    _ACTIVE.set(_ACTIVE.get() - {block})
     for module, forward in zip(modules, before, strict=True):
         if forward is not None:
             module.forward = forward

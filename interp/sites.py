@@ -46,6 +46,16 @@ class Site:
         return f"{self.stack}." if self.stack else ""
 
     @property
+    def label(self) -> str:
+        """What messages call it: its module's name, or "the layer" where it is no part of another.
+
+        Example:
+            >>> Site("", "", 0, 2, 2, 4, 4, causal=True).label
+            'the layer'
+        """
+        return self.module or "the layer"
+
+    @property
     def heads(self) -> tuple[HeadId, ...]:
         """Its query heads in order."""
         return tuple(HeadId(self.stack, self.layer, head) for head in range(self.n_heads))
@@ -124,9 +134,12 @@ def check_model(model: Any) -> PreTrainedModel:
     from .layers.attention import HookedAttention  # which needs Site from here
 
     if any(isinstance(part, HookedAttention) for part in model.modules()):
+        itself = isinstance(model, HookedAttention)
+        given = "a HookedAttention" if itself else f"a {type(model).__name__} of HookedAttention"
         raise InputError(
-            f"expected a transformers PreTrainedModel; {type(model).__name__} is made of "
-            "HookedAttention. See and edit it with attach_layers(model, observers=…, edits=…)."
+            f"expected a transformers PreTrainedModel; got {given}. With layers of our own run and "
+            "intervene work (zero, gate, add, and patch or freeze from a cache), diagnose_scales, "
+            "the layer's trace(x), and attach_layers(model, observers=…, edits=…)."
         )
     raise InputError(
         f"expected a transformers PreTrainedModel; got {type(model).__name__}. "

@@ -43,6 +43,7 @@ def examine(model: PreTrainedModel) -> tuple[tuple[Site, ...], float]:
             f"{type(model).__name__} was copied inside an attach block, and the copy still asks "
             "for hooks. Copy it outside, or call set_attn_implementation('sdpa') on the copy first."
         )
+    _refuse_own_layers(model)
     _check_weights(model)
     inputs = _probe_inputs(model)
     exact = torch.autocast(embedding_weight(model).device.type, enabled=False)
@@ -60,6 +61,19 @@ def examine(model: PreTrainedModel) -> tuple[tuple[Site, ...], float]:
             model, cut, own.dtype, "removing a head through z or through its pattern differs by"
         )
     return sites, drift
+
+
+def _refuse_own_layers(model: nn.Module) -> None:
+    """Refuse a model of transformers with layers of ours in it, which go past the registry."""
+    from .layers.attention import HookedAttention  # here: transformers models do without
+
+    own = [name for name, part in model.named_modules() if isinstance(part, HookedAttention)]
+    if own:
+        raise InputError(
+            f"{type(model).__name__} holds HookedAttention ({_listing(own)}), which hooks on a "
+            "transformers model miss, so its other layers would be numbered without them. Use "
+            "attach_layers(model, observers=…, edits=…), which sees the HookedAttention alone."
+        )
 
 
 @contextmanager

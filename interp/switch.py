@@ -20,7 +20,6 @@ from transformers.masking_utils import create_masks_for_generate
 
 from .errors import InputError
 from .masks import AS_TENSOR, NAME
-from .undo import uninterrupted
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +61,11 @@ def switched(model: PreTrainedModel) -> Iterator[None]:
             for config in changed:
                 config._attn_implementation_internal = NAME  # an outer block still needs it
     finally:
-        uninterrupted(lambda: _release(owners, block))
+        try:  # right here: a request to stop may come at the start of any function
+            _release(owners, block)
+        except BaseException:
+            _release(owners, block)
+            raise
     if changed:
         raise InputError(
             f"the attention implementation of {type(model).__name__} was changed to {found!r} "

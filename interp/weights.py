@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, SupportsIndex
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from .by_site import BySite
 from .errors import InputError
 from .head_maps import HeadMap, HeadWeights, OneHead, Reading
 from .projections import head_matrices
@@ -20,62 +19,17 @@ from .sources import sources
 __all__ = ["HeadMap", "HeadWeights", "OneHead", "Reading", "WeightsBySite", "head_weights"]
 
 
-class WeightsBySite(Mapping[Site, HeadWeights]):
+class WeightsBySite(BySite[HeadWeights]):
     """The weights of a model's heads: a read-only mapping from its sites, in call order.
 
     A key may also be the number of an attention layer, in a model of one stack, or the name of the
-    attention module.
-
-    Args:
-        found: the weights of each site.
+    attention module (see `BySite`).
     """
 
-    def __init__(self, found: Sequence[HeadWeights]) -> None:
-        self._found = {weights.site: weights for weights in found}
-        self._by_name = {weights.site.module: weights for weights in found}
-
-    def __getitem__(self, key: Site | str | SupportsIndex) -> HeadWeights:
-        found = self._find(key)
-        if found is None:
-            raise InputError(
-                f"there are no weights of {str(key)[:80]!r}. A key is a Site of "
-                f"attention_sites(model) or a module such as {next(iter(self._by_name))!r}"
-                f"{self._numbers()}."
-            )
-        return found
-
-    def __contains__(self, key: object) -> bool:
-        return self._find(key) is not None
-
-    def __iter__(self) -> Iterator[Site]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
+    what = "weights"
 
     def __repr__(self) -> str:
-        return f"<weights of {len(self)} attention modules: {next(iter(self._by_name))}, …>"
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """The weights of a site, or `default` where there are none."""
-        found = self._find(key)
-        return default if found is None else found
-
-    def _find(self, key: Any) -> HeadWeights | None:
-        if isinstance(key, Site):
-            return self._found.get(key)
-        if isinstance(key, str):
-            return self._by_name.get(key)
-        if isinstance(key, bool) or not hasattr(key, "__index__"):
-            return None
-        fits = [site for site in self._found if site.layer == operator.index(key)]
-        return self._found[fits[0]] if len(fits) == 1 and not fits[0].stack else None
-
-    def _numbers(self) -> str:
-        stacks = list(dict.fromkeys(site.stack for site in self._found))
-        if stacks == [""]:
-            return f", or a layer's number, 0 to {len(self) - 1}"
-        return f"; a number does not tell the stacks {', '.join(stacks)} apart"
+        return f"<weights of {len(self)} attention modules: {next(iter(self)).module}, …>"
 
 
 def head_weights(model: PreTrainedModel, *, fold_norm: bool = False) -> WeightsBySite:
@@ -119,14 +73,14 @@ def head_weights(model: PreTrainedModel, *, fold_norm: bool = False) -> WeightsB
     modules = dict(model.named_modules())
     clip = _clip(model)
     return WeightsBySite(
-        [
-            HeadWeights(
+        {
+            site: HeadWeights(
                 site,
                 *(_input_map(part, modules, fold_norm, clip) for part in (one.q, one.k, one.v)),
                 o=_output_map(site, one, modules),
             )
             for site, one in known.items()
-        ]
+        }
     )
 
 

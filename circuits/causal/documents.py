@@ -10,7 +10,7 @@ from ...interp.errors import InputError
 from ...interp.probes import Prompts
 from ..battery import Battery
 from ..kind import Kind
-from .trials import check_decoder
+from .decoder import check_decoder
 
 DOCUMENTS, SEQ_LEN = 24, 32
 """Defaults: on two idle cores a sweep over 270 heads of 30 layers takes minutes with these."""
@@ -48,10 +48,14 @@ def documents(
         (24, 32)
     """
     check_decoder(model)
-    apart = int(np.random.default_rng((seed, 30)).integers(2**31))
-    battery = Battery(prompts, seq_len, text, prepend_bos, 0, apart)
+    battery = Battery(prompts, seq_len, text, prepend_bos, 0, apart(seed))
     reader = Kind("causal", "Reads a prompt set.", lambda _: {}, prompts=(name,))
     found = battery.prompt_sets(model, tokenizer, [reader], causal=True)
     if name not in found:
         raise InputError(f"the {name} prompts need the model's tokenizer; pass it.")
     return found[name]
+
+
+def apart(seed: int) -> int:
+    """The seed of documents that are other than those of `classify` with the same seed."""
+    return int(np.random.default_rng((seed, 30)).integers(2**31))

@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 _REACH = 2  # layers on either side
-_LEAST_SPREAD = 1e-6  # float32 losses and masses carry no more
+RESOLUTION = 1e-6
+"""Float32 losses and masses carry no more: a smaller effect is rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +53,7 @@ def layer_trend(effect: Float[np.ndarray, " head"], layer: Int[np.ndarray, " hea
     centre = _running([float(np.median(effect[layer == one])) for one in layers])
     distance = np.abs(effect - centre[places])
     own = [float(np.median(distance[layer == one])) for one in layers]
-    spread = np.maximum(_running(own), max(float(np.median(own)) / 2, _LEAST_SPREAD))
+    spread = np.maximum(_running(own), max(float(np.median(own)) / 2, RESOLUTION))
     return Trend(centre[places], spread[places])
 
 

@@ -25,8 +25,10 @@ from ..classify import classify
 from ..kinds import KINDS
 from ..label_vectors import Labels
 from .chain import InductionTrace
+from .decoder import check_decoder
 from .documents import DOCUMENTS, SEQ_LEN, documents
 from .measures import MassMeasure, RowMeasure
+from .readings import match_of
 from .stand_in import Removal, check_ablations
 from .sweep import Progress
 from .trace_rows import (
@@ -40,7 +42,7 @@ from .trace_rows import (
     pattern_rows,
     verdicts,
 )
-from .trials import Trials, check_decoder, match_of
+from .trials import Trials
 
 
 def trace_induction(

@@ -7,12 +7,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...interp.attach import AttentionCall, Edit, attach
 from ...interp.capture import announce
@@ -20,24 +19,13 @@ from ...interp.errors import InputError
 from ...interp.forward import run_base, run_whole
 from ...interp.heads import HeadId
 from ...interp.probes import Prompts
-from ...interp.resume import (
-    Blocks,
-    States,
-    UnfitBlocksError,
-    find_blocks,
-    is_same,
-    keep_states,
-    resumed,
-)
-from ...interp.sites import Site, attention_sites
-from ...kernels.api import Match
-from ..label_vectors import NO_KEY, NO_QUERY, Labels
-from ..score import one_direction
+from ...interp.resume import States, find_blocks, keep_states, resumed
+from ...interp.sites import Site
+from .decoder import check_decoder, output_head, width
 from .measures import MassMeasure, Measure, RowMeasure
+from .readings import head_masses, row_means
+from .shortcuts import head_is_plain, probe_ids, resumes
 from .stand_in import Removal, StandIns
-
-_PROBE_TOKENS = 8
-_RESUMES: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], bool]] = WeakKeyDictionary()
 
 Watch = Callable[[list[int], slice, AttentionCall], None]
 """Called with the places of the removals run side by side, their documents, and each call."""
@@ -100,8 +88,11 @@ class Trials:
         self._mass = [m for m in self.measures if isinstance(m, MassMeasure)]
         with torch.no_grad():
             self._learn_padding()
-            self.resumed = self._blocks is not None and self._resumes()
-            self.chosen_rows = not self._rows or self._head_is_plain()
+            probe = probe_ids(prompts, next(model.parameters()).device)
+            self.resumed = self._blocks is not None and resumes(
+                model, self.sites, self._blocks, probe
+            )
+            self.chosen_rows = not self._rows or head_is_plain(model, probe)
             self._parts, self.base = self._run_clean()
 
     def check_heads(self, heads: Sequence[HeadId]) -> None:
@@ -167,7 +158,9 @@ class Trials:
             states = run_whole(self.model, ids, mask).logits
         out = np.zeros((copies, len(self.measures), len(part.ids)))
         for copy, own in enumerate(states.split(len(part.ids))):
-            for measure, values in self._read_rows(part, own).items():
+            logits_at = partial(self._logits_at, own)
+            found = row_means(self._rows, part.documents, part.ids, logits_at)
+            for measure, values in found.items():
                 out[copy, self.measures.index(measure)] = values
         for measure in self._mass:
             total = sum(self._seen(seen, measure, head, part, copies) for head in measure.heads)
@@ -175,28 +168,9 @@ class Trials:
             out[:, self.measures.index(measure)] = total / rows
         return out
 
-    def _read_rows(self, part: _Part, states: Tensor) -> dict[RowMeasure, np.ndarray]:
-        """Means per document of all measures of the next token."""
-        if not self._rows:
-            return {}
-        wanted = np.logical_or.reduce([measure.rows[part.documents] for measure in self._rows])
-        document, pos = (torch.from_numpy(x).to(states.device) for x in np.nonzero(wanted))
-        logits = self._logits(states[document, pos]).float()
-        target = part.ids[document, pos + 1]
-        chosen = logits.gather(1, target[:, None])[:, 0]
-        quantities = {"loss": lambda: logits.logsumexp(1) - chosen,
-                      "logit": lambda: chosen - logits.mean(1)}  # fmt: skip
-        values = {name: quantities[name]() for name in {m.quantity for m in self._rows}}
-        found = {}
-        for measure in self._rows:
-            rows = measure.rows[part.documents]
-            spread = np.zeros(rows.shape)
-            spread[wanted] = values[measure.quantity].double().cpu().numpy()
-            found[measure] = (spread * rows).sum(1) / np.maximum(rows.sum(1), 1)
-        return found
-
-    def _logits(self, states: Tensor) -> Tensor:
-        return _head(self.model)(states) if self.chosen_rows else states
+    def _logits_at(self, states: Tensor, document: Tensor, pos: Tensor) -> Tensor:
+        chosen = states[document, pos]
+        return output_head(self.model)(chosen) if self.chosen_rows else chosen
 
     def _replace(self, site: Site, z: Tensor, part: _Part, group: Sequence[Removal]) -> Tensor:
         for copy, own in zip(group, z.split(len(part.ids)), strict=True):
@@ -211,19 +185,9 @@ class Trials:
         def observe(call: AttentionCall) -> None:
             for index, measure in enumerate(self._mass):
                 heads = [head for head in measure.heads if self._site_of[head] == call.site]
-                if not heads:
-                    continue
-                copies = len(call.q) // len(part.ids)
-                matches = [
-                    match_of(pair, part.documents, copies, call.q) for pair in measure.labels
-                ]
-                mass = call.probe(matches).mass
-                if mass is None:
-                    raise RuntimeError("the probe returned no mass for its matches")
-                signs = mass.new_tensor([pair.sign for pair in measure.labels])
-                total = (mass.sum(2) * signs).sum(-1).double().cpu().numpy()  # [sequence, head]
-                for head in heads:
-                    seen[index, head] = total[:, head.head].reshape(copies, -1)
+                if heads:
+                    found = head_masses(measure, call, heads, part.documents, len(part.ids))
+                    seen.update({(index, head): mass for head, mass in found.items()})
 
         return observe
 
@@ -245,7 +209,7 @@ class Trials:
         """The whole model on all documents: states, z, and the measures."""
         count, length = self.prompts.ids.shape
         weight = next(self.model.parameters())
-        size = sum(site.n_heads * site.d_value + _width(self.model) for site in self.sites)
+        size = sum(site.n_heads * site.d_value + width(self.model) for site in self.sites)
         announce(count * length * size * weight.element_size(), "keeping states and z of a run")
         step = max(1, self._batch_tokens // length)
         ids = torch.from_numpy(self.prompts.ids).to(weight.device)
@@ -281,105 +245,3 @@ class Trials:
             run_base(
                 self.model, torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device)
             )
-
-    def _resumes(self) -> bool:
-        """Whether runs that begin at a block give what whole runs give; found once per model."""
-        blocks = self._blocks
-        if blocks is None:
-            return False
-        known, key = _RESUMES.get(self.model), tuple(map(id, blocks.modules))
-        if known is None or known[0] != key:
-            known = key, self._try_blocks(blocks)
-            _RESUMES[self.model] = known
-        return known[1]
-
-    def _try_blocks(self, blocks: Blocks) -> bool:
-        """Begin at every block, and in the middle one with a head removed."""
-        ids = self._probe_ids()
-        try:
-            with keep_states(blocks) as states, attach(self.model):
-                whole = run_base(self.model, ids).last_hidden_state
-        except UnfitBlocksError:
-            return False
-        if len(states.entering) != len(blocks.modules):
-            return False
-        middle = self.sites[len(self.sites) // 2]
-
-        def silence(call: AttentionCall, z: Tensor) -> Tensor:
-            z[:, 0] = 0
-            return z
-
-        edits = [Edit("z", silence, frozenset({middle}))]
-        with attach(self.model, edits=edits):
-            changed = run_base(self.model, ids).last_hidden_state
-        try:
-            for start in range(len(blocks.modules)):
-                with resumed(blocks, start, states.entering[start], states), attach(self.model):
-                    if not is_same(run_base(self.model, ids).last_hidden_state, whole):
-                        return False
-            start = blocks.of[middle]
-            with (
-                resumed(blocks, start, states.entering[start], states),
-                attach(self.model, edits=edits),
-            ):
-                return is_same(run_base(self.model, ids).last_hidden_state, changed)
-        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):
-            return False  # blocks that need more from the ones before them
-
-    def _head_is_plain(self) -> bool:
-        """Whether logits are the output embedding of the last states and nothing else."""
-        ids = self._probe_ids()
-        own = _head(self.model)(run_base(self.model, ids).last_hidden_state)
-        return is_same(own, run_whole(self.model, ids).logits)
-
-    def _probe_ids(self) -> Tensor:
-        """The first tokens of two documents, of equal length and without padding."""
-        prompts, device = self.prompts, next(self.model.parameters()).device
-        order = np.argsort(-prompts.mask.sum(1), kind="stable")[:2]
-        length = min(_PROBE_TOKENS, int(prompts.mask.sum(1)[order].min()))
-        starts = prompts.start[order]
-        rows = [prompts.ids[d, s : s + length] for d, s in zip(order, starts, strict=True)]
-        return torch.from_numpy(np.stack(rows)).to(device)
-
-
-def check_decoder(model: Any) -> tuple[Site, ...]:
-    """The attention sites of a decoder with a language-model head.
-
-    Raises:
-        InputError: an encoder, several stacks, or no head.
-    """
-    sites = attention_sites(model)
-    if not one_direction(sites):
-        raise InputError(
-            f"{type(model).__name__} is an encoder: it predicts no next token, which the causal "
-            "tests measure. Pass a decoder with its language-model head."
-        )
-    head = _head(model)
-    vocab = getattr(model.config.get_text_config(), "vocab_size", None)
-    weight = getattr(head, "weight", None)
-    if head is None or not isinstance(weight, Tensor) or (vocab and len(weight) < vocab):
-        raise InputError(
-            f"{type(model).__name__} has no language-model head, which the causal tests measure; "
-            "load it with AutoModelForCausalLM."
-        )
-    return sites
-
-
-def _head(model: Any) -> Any:
-    try:
-        return model.get_output_embeddings()
-    except (NotImplementedError, AttributeError):
-        return None
-
-
-def _width(model: nn.Module) -> int:
-    return _head(model).weight.shape[1]
-
-
-def match_of(labels: Labels, documents: slice, copies: int, like: Tensor) -> Match:
-    """A pair of label vectors of some documents, repeated, where `like` is."""
-    q, k = (
-        torch.from_numpy(np.ascontiguousarray(x[documents])).to(like.device).repeat(copies, 1)
-        for x in (labels.q, labels.k)
-    )
-    return Match(q.clamp_min(NO_QUERY), torch.where(k < 0, NO_KEY, k), labels.strict)

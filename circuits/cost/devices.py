@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ...interp.errors import InputError
-from .shapes import shown
+from ...interp.errors import InputError, shown
 
 BYTES: Mapping[str, int] = MappingProxyType({"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1})
 """Number format -> bytes of one number."""

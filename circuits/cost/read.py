@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from ...interp.checkpoint import check_counts
 from ...interp.config_only import load_config, skeleton
 from ...interp.errors import InputError
 from ...interp.sites import Site, attention_sites
@@ -83,6 +84,7 @@ def config_shapes(config: Any, *, name: str | None = None) -> AttentionShapes:
     label = name or config.name_or_path or type(config).__name__
     if getattr(config, "is_encoder_decoder", False):
         raise _two_stacks(label)
+    check_counts(config.to_dict(), 0, label)
     config = copy.deepcopy(config.get_text_config())  # building a model writes into its config
     _check_config(config, label)
     model = skeleton(config, label)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from types import MappingProxyType
 
-from ...interp.errors import InputError
+from ...interp.errors import InputError, shown
 
 MOST = 2**40 - 1
 """The largest length, width or count; products of all of them are still floats."""
@@ -269,10 +269,3 @@ def check_count(name: str, value: object, most: int = MOST) -> None:
     """
     if type(value) is not int or not 1 <= value <= most:
         raise InputError(f"{name} must be a whole number from 1 to {most:,}; got {shown(value)}.")
-
-
-def shown(value: object) -> str:
-    """A refused value in an error message; Python itself prints no integer of 5,000 digits."""
-    if isinstance(value, int) and value.bit_length() > 100:
-        return "an integer of more than 30 digits"
-    return repr(value)[:60]

@@ -9,6 +9,7 @@ from typing import Any
 from ...interp.errors import InputError
 from ...interp.parsed import Parsed
 from ..atlas_check import is_kind_name
+from ..behaviour import AnyBehaviour, Behaviour, Downstream
 
 Links = Iterable[tuple[int, Iterable[int]]]
 """Query words, each with the words that it is linked to."""
@@ -30,6 +31,8 @@ class WordKind:
         groups: a class for each query word, by which the accuracy is broken down.
         legacy_margin: the field's own verdict is yes where the accuracy exceeds the baseline by
             this much; None where the field has none.
+        behaviour: what removing such a head should harm, for `causal_effects`; None: the loss at
+            the linked query words of parsed documents.
 
     Raises:
         InputError: one of them is not of the sort described.
@@ -52,6 +55,7 @@ class WordKind:
     guesses: Mapping[str, Guess] = field(default_factory=dict)
     groups: Callable[[Parsed], Mapping[int, str]] | None = None
     legacy_margin: float | None = None
+    behaviour: AnyBehaviour | None = None
 
     def __post_init__(self) -> None:
         if not is_kind_name(self.name):
@@ -67,6 +71,11 @@ class WordKind:
             (callable(self.links), "links is a function of a parsed document", self.links),
             (named, "guesses are functions by name", self.guesses),
             (self.groups is None or callable(self.groups), "groups is a function", self.groups),
+            (
+                self.behaviour is None or isinstance(self.behaviour, Behaviour | Downstream),
+                "behaviour is a Behaviour, a Downstream or None",
+                self.behaviour,
+            ),
         )
         for holds, what, value in checks:
             if not holds:

@@ -208,4 +208,5 @@ def shuffled_hits(sums: WordSums, draw: int, half: Bool[np.ndarray, " document"]
         rows=sums.hits.rows[:, permuted],
         mass=sums.hits.null_mass[:, :, draw].astype(np.float64),
         uniform=expected[:, None],
+        pairs=sums.hits.pairs[:, permuted],
     )

@@ -10,15 +10,17 @@ from torch import Tensor, nn
 
 from ...kernels.api import Scores
 from ..attention_call import AttentionCall
+from ..autocast import as_attended, autocast_off, narrowed
 from ..errors import InputError
 from ..placement import Placement
+from ..plain_numbers import as_seed
 from ..sites import Site
-from .checks import check_part
+from .checks import check_part, check_tensor
 from .config import AttentionConfig
 from .hooks import attend
 from .kv_cache import AnyCache, KVCache, LatentCache
 from .latent import LatentProjections, absorbed_widths
-from .projections import HeadProjections, Projected, random_matrix, zeros
+from .projections import HeadProjections, Projected, affine, random_matrix, zeros
 from .trace import Trace
 from .visibility import Padding, visible_keys
 
@@ -32,14 +34,15 @@ class HookedAttention(nn.Module):
     Projections are fused matrices; T × d is viewed as T × h × d_head. Weights and states are read
     from `qkv` (W_Q, W_K, W_V, …; for MLA W_DKV, W_UK, …), `W_O`, `b_O` and `sinks`. Attention
     itself is the attention probe: O(N) memory unless an edit or an observer asks for the pattern.
-    `attach_layers` sees and edits it.
+    `attach_layers` sees and edits it. Under `torch.autocast` it projects and attends in the narrower
+    dtype, as models of transformers do.
 
     Args:
         config: the layer's shape and traits.
         seed: of the random weights: entries of variance 1 / fan-in; biases and sinks are 0.
 
     Raises:
-        InputError: a config that is no `AttentionConfig`.
+        InputError: a config that is no `AttentionConfig`, or a seed that is none.
 
     Example:
         Three tokens, d = 8, two heads of width 4, written out:
@@ -70,7 +73,7 @@ class HookedAttention(nn.Module):
         super().__init__()
         check_part("config", config, AttentionConfig, optional=False)
         self.config = config
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(as_seed(seed))
         kind = HeadProjections if config.latent is None else LatentProjections
         self.qkv: HeadProjections | LatentProjections = kind(config, generator)
         self.W_O = random_matrix(config.n_heads * config.d_value, config.d_model, generator)
@@ -155,8 +158,8 @@ class HookedAttention(nn.Module):
             Y [batch, pos, d_model], and a `KVCache` or `LatentCache`.
 
         Raises:
-            InputError: a layer that is not causal, a cache of another kind or shape, or `absorb`
-                without a latent.
+            InputError: a layer that is not causal, a cache of another kind or shape, or that has
+                dropped tokens still to be seen; or `absorb` without a latent.
 
         Example:
             >>> layer = HookedAttention(AttentionConfig(d_model=8, n_heads=2, n_kv_heads=1))
@@ -200,14 +203,16 @@ class HookedAttention(nn.Module):
         """
         call, new, _ = self._run(x, None, padding, positions)
         result = self.result(call.z)
+        with autocast_off(x.device):
+            attn_scores, pattern = call.score_matrix, call.pattern
         return Trace(
             q=new.q.transpose(1, 2),
             k=self.qkv.keys_values(new.unrotated)[0].transpose(1, 2),
             rot_q=call.q.transpose(1, 2),
             rot_k=call.k.transpose(1, 2),
             v=call.v.transpose(1, 2),
-            attn_scores=call.score_matrix,
-            pattern=call.pattern,
+            attn_scores=attn_scores,
+            pattern=pattern,
             z=call.z.transpose(1, 2),
             result=result,
             out=self.output(call.z),
@@ -228,8 +233,7 @@ class HookedAttention(nn.Module):
         self, z: Float[Tensor, "batch head pos d_value"]
     ) -> Float[Tensor, "batch pos d_model"]:
         """The heads' results summed by one matrix product, plus b_O."""
-        y = z.transpose(1, 2).flatten(2) @ self.W_O
-        return y if self.b_O is None else y + self.b_O
+        return affine(z.transpose(1, 2).flatten(2), self.W_O, self.b_O)
 
     def extra_repr(self) -> str:
         """What `print` shows of the layer itself."""
@@ -250,6 +254,7 @@ class HookedAttention(nn.Module):
             start = 0 if past is None else past.n_seen
             positions = torch.arange(start, start + x.shape[1], device=x.device)[None]
         new = self.qkv(x, self.qkv.rotation(positions, x.dtype))
+        new = new.to(narrowed(new.q.dtype, x.device))
         cache = new.cache if past is None else past.extend(new.cache)
         if absorb and isinstance(self.qkv, LatentProjections):
             q, k, v = self.qkv.absorbed(new.rot_q, cache)
@@ -257,25 +262,43 @@ class HookedAttention(nn.Module):
             q, (k, v) = new.rot_q, self.qkv.keys_values(cache)
         size = (x.shape[0], x.shape[1], cache.n_keys)
         traits, dropped = self.config.traits, cache.dropped
-        mask, bias = visible_keys(traits, size, dropped=dropped, padding=padding, like=x)
+        mask, bias = visible_keys(traits, size, dropped=dropped, padding=padding, like=q)
         scores = Scores(self.config.scale, traits.softcap, bias, self.sinks)
         seen_as = self.absorbed_site if absorb else lambda site: site
         where = Placement(query=cache.n_seen - x.shape[1], key=dropped)
-        call = AttentionCall(seen_as(self.site), q, k, v, mask, scores, where)
-        attend(self, call, seen_as)
+        call = AttentionCall(
+            seen_as(self.site), *as_attended(q, k, v), mask, scores, where, absorbed=absorb
+        )
+        with autocast_off(x.device):
+            attend(self, call, seen_as)
         return call, new, cache
 
     def _check_input(self, x: Tensor, positions: Tensor | None) -> None:
+        check_tensor("x", x)
         if x.ndim != 3 or x.shape[-1] != self.config.d_model:
             raise InputError(
                 f"x must be [batch, pos, d_model = {self.config.d_model}]; got {list(x.shape)}."
             )
-        if x.dtype != self.W_O.dtype:
+        if narrowed(x.dtype, x.device) != narrowed(self.W_O.dtype, x.device):
             raise InputError(f"x is {x.dtype}, the layer {self.W_O.dtype}. Convert one of them.")
-        if positions is not None and tuple(positions.shape) != tuple(x.shape[:2]):
+        if positions is None:
+            return
+        check_tensor("positions", positions, whole=True)
+        if tuple(positions.shape) != tuple(x.shape[:2]):
             raise InputError(
                 f"positions must be [batch, pos] = {list(x.shape[:2])}; got "
                 f"{list(positions.shape)}."
+            )
+
+    def _check_kept(self, cache: AnyCache) -> None:
+        """Refuse a cache that let go of tokens which this layer's queries still see."""
+        window = self.config.traits.window
+        if cache.dropped and (window is None or cache.n_keys < window - 1):
+            reach = "sees all" if window is None else f"has a window of {window}"
+            raise InputError(
+                f"the cache has dropped {cache.dropped} of the {cache.n_seen} tokens seen, as that "
+                f"of a layer with a narrower window does; this layer {reach}. Decode with the "
+                "cache that this layer returned."
             )
 
     def _check_decoding(self, cache: AnyCache | None, absorb: bool) -> None:
@@ -289,5 +312,7 @@ class HookedAttention(nn.Module):
             raise InputError(
                 f"{self.config.kind} decodes with a {wanted.__name__}; got {type(cache).__name__}."
             )
+        if cache is not None:
+            self._check_kept(cache)
         if absorb and self.config.latent is None:
             raise InputError(f"absorb is for MLA; this layer is {self.config.kind}. Leave it out.")

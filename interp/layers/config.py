@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from .checks import WIDEST, check_count, check_flag, check_number, check_part
 from .rope import Rope
 
@@ -121,7 +121,7 @@ class Traits:
         if self.scale is not None:  # None means 1/√d_k
             check_number("scale", self.scale, least=-WIDEST)
         if not isinstance(self.bias, str) or self.bias not in ("none", "qkv", "all"):
-            raise InputError(f"bias is 'none', 'qkv' or 'all'; got {self.bias!r:.80}.")
+            raise InputError(f"bias is 'none', 'qkv' or 'all'; got {shown(self.bias)}.")
         check_flag("causal", self.causal)
         check_flag("sinks", self.sinks)
         check_part("qk_norm", self.qk_norm, QKNorm)

@@ -1,7 +1,8 @@
 """Observers and edits on attention layers of our own, as `attach` puts them on a model's.
 
-Nothing is installed on a module: what is asked for lives in a context variable, which each layer
-reads when it attends, so threads and nested blocks keep to themselves.
+What is asked for lives in a context variable, which each layer reads when it attends, so threads
+and nested blocks keep to themselves. A hook on the model around the layers, for the length of the
+block, tells its forward passes apart.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from torch import nn
 
 from ..attention_call import AttentionCall, Edit, Observer
 from ..errors import InputError
-from ..hook_requests import read_requests
+from ..hook_requests import check_sites, read_requests
 from ..sites import Site
-from ..undo import uninterrupted
+from ..watch import watch_modules
 
 
 @dataclass(eq=False)
@@ -37,6 +38,9 @@ class _Frame:
 
 _FRAMES: ContextVar[tuple[_Frame, ...]] = ContextVar("headatlas_layer_frames", default=())
 
+# Which layers each block saw begin a sequence, in the forward pass of its model that is under way.
+_USES: ContextVar[Mapping[_Frame, list[Site]]] = ContextVar("headatlas_layer_uses", default={})
+
 
 @contextmanager
 def attach_layers(
@@ -51,6 +55,10 @@ def attach_layers(
     after all edits and only look: what they wrote into a call's tensors would end up in the layer's
     output and in the caller's cache.
 
+    Under `torch.autocast` q, k and v come in its dtype, and edits and observers run with it off, as
+    in `attach`. As there, do not wrap the layers in `torch.utils.checkpoint`: the backward pass
+    would run them again without the edits, and gradients would be silently wrong.
+
     Only forward passes inside the block and in its own context take part: a thread started inside
     runs the plain layer, unless `contextvars.copy_context().run` takes the block along.
 
@@ -64,7 +72,8 @@ def attach_layers(
 
     Raises:
         InputError: the model holds no `HookedAttention`; an observer that is no function; an edit
-            that is no `Edit` or names a site that the model does not have.
+            that is no `Edit` or names a site that the model does not have; at the end of a forward
+            pass in the block, that it called a layer more than once, other than to go on decoding.
 
     Example:
         >>> import torch
@@ -92,28 +101,41 @@ def attach_layers(
     table = {id(layer): site for (_, layer), site in zip(found, sites, strict=True)}
     requests = read_requests(observers, edits)
     absorbed = (m.absorbed_site(site) for (_, m), site in zip(found, sites, strict=True))
-    _check_sites(requests[1], frozenset((*sites, *absorbed)))
-    before, frame = _FRAMES.get(), _Frame(model, table, *requests)
-    try:
-        _FRAMES.set((*before, frame))
-        yield sites
-    finally:
-        uninterrupted(lambda: _end(frame, before))
+    check_sites(requests[1], (*sites, *absorbed), "those that attach_layers(model) yields")
+    frame = _Frame(model, table, *requests)
+    roots = [] if isinstance(model, HookedAttention) else [model]
+    with watch_modules(roots, lambda *_: _check_uses(frame), begin=lambda _: _count_anew(frame)):
+        try:
+            _FRAMES.set((*_FRAMES.get(), frame))
+            yield sites
+        finally:
+            try:  # right here: a request to stop may come at the start of any function
+                _end(frame)
+            except BaseException:
+                _end(frame)
+                raise
 
 
-def _check_sites(edits: tuple[Edit, ...], known: frozenset[Site]) -> None:
-    """Refuse edits that would act nowhere, which would read as "no effect"."""
-    for edit in edits:
-        if edit.sites is not None and (not edit.sites or not edit.sites <= known):
-            raise InputError(
-                "an edit's sites are some of those that attach_layers(model) yields, at least one; "
-                f"got {edit.sites!r:.120}."
-            )
-
-
-def _end(frame: _Frame, before: tuple[_Frame, ...]) -> None:
+def _end(frame: _Frame) -> None:
     frame.over = True
-    _FRAMES.set(before)
+    _FRAMES.set(tuple(other for other in _FRAMES.get() if other is not frame))
+
+
+def _count_anew(frame: _Frame) -> None:
+    _USES.set({**_USES.get(), frame: []})
+
+
+def _check_uses(frame: _Frame) -> None:
+    """Refuse, at the end of a forward pass, that a layer began more than one sequence in it."""
+    uses = _USES.get().get(frame, [])
+    _USES.set({other: used for other, used in _USES.get().items() if other is not frame})
+    twice = [site.module for site in frame.sites.values() if uses.count(site) > 1]
+    if twice:
+        raise InputError(
+            f"{type(frame.model).__name__} calls {', '.join(twice[:3])} more than once in a forward "
+            "pass, so a head there has no single address. Attach to the layer itself, around each "
+            "of its calls."
+        )
 
 
 def attend(layer: nn.Module, call: AttentionCall, seen_as: Callable[[Site], Site]) -> None:
@@ -130,6 +152,8 @@ def attend(layer: nn.Module, call: AttentionCall, seen_as: Callable[[Site], Site
     for frame in frames:
         plain = frame.sites[id(layer)]
         seen = seen_as(plain)
+        if call.where.query == 0 and frame in _USES.get():  # decoding goes on with the same address
+            _USES.get()[frame].append(plain)
         edits += [(e, seen) for e in frame.edits if e.acts_at(plain) or e.acts_at(seen)]
     call.compute(edits)
     call.at(own)

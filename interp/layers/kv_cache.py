@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..errors import InputError
+from .checks import check_count
 
 C = TypeVar("C", bound="TokenCache")
 
@@ -24,6 +25,17 @@ class TokenCache:
     """
 
     dropped: int = field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_count("dropped", self.dropped, least=0)
+        shapes = {name: getattr(getattr(self, name), "shape", ()) for name in self._names()}
+        counts = {tuple(shape[:-1]) for shape in shapes.values()}
+        if len(counts) > 1 or () in counts:
+            listed = " and ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+            raise InputError(
+                f"a {type(self).__name__} holds tensors that differ at most in their last axis; "
+                f"got {listed}."
+            )
 
     @property
     def n_keys(self) -> int:
@@ -60,6 +72,10 @@ class TokenCache:
             return self
         kept = [t[..., gone:, :].clone() for t in self._tensors()]
         return self._holding(kept, dropped=self.dropped + gone)
+
+    def to(self: C, dtype: torch.dtype) -> C:
+        """The same tokens in another dtype."""
+        return self._holding([t.to(dtype) for t in self._tensors()])
 
     def _names(self) -> list[str]:
         return [f.name for f in fields(self) if f.name != "dropped"]

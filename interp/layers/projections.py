@@ -29,6 +29,11 @@ class Projected:
     unrotated: AnyCache
     cache: AnyCache
 
+    def to(self, dtype: torch.dtype) -> Projected:
+        """The same in another dtype."""
+        q, rot_q = self.q.to(dtype), self.rot_q.to(dtype)
+        return Projected(q, rot_q, self.unrotated.to(dtype), self.cache.to(dtype))
+
 
 class HeadProjections(nn.Module):
     """The input projections of MHA, MQA and GQA: q = X W_Q + b_Q, and so k and v.
@@ -107,7 +112,8 @@ def affine(
     bias: Float[Tensor, " n_out"] | None,
 ) -> Float[Tensor, "batch pos n_out"]:
     """x W + b."""
-    return x @ weight if bias is None else x @ weight + bias
+    y = x @ weight
+    return y if bias is None else y + bias.to(y.dtype)  # autocast narrows the product alone
 
 
 def split_heads(

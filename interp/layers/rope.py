@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from .checks import MOST, WIDEST, check_count, check_flag, check_number
 
 FASTEST = WIDEST / MOST  # radians per position whose angles stay finite at any position
@@ -68,7 +68,7 @@ class Rope:
         check_flag("interleaved", self.interleaved)
         if self.inv_freq is not None and not isinstance(self.inv_freq, tuple):
             raise InputError(
-                f"inv_freq must be a tuple of numbers or None; got {self.inv_freq!r:.80}."
+                f"inv_freq must be a tuple of numbers or None; got {shown(self.inv_freq)}."
             )
         for frequency in self.inv_freq or ():
             check_number("inv_freq", frequency, least=0.0, most=FASTEST)

@@ -9,6 +9,7 @@ from torch import Tensor
 from ...kernels.api import Mask
 from ..errors import InputError
 from ..masks import row_intervals
+from .checks import check_tensor
 from .config import Traits
 
 Padding = Bool[Tensor, "batch seen"] | Int[Tensor, "batch seen"]
@@ -59,6 +60,7 @@ def visible_keys(
 
 
 def _present(padding: Tensor, batch: int, n_seen: int, device: torch.device) -> Tensor:
+    check_tensor("padding", padding, whole=True)
     if tuple(padding.shape) != (batch, n_seen):
         raise InputError(
             f"padding must be [batch, tokens so far] = [{batch}, {n_seen}], the cached tokens "

@@ -3,8 +3,9 @@
 A GPT-2 whose residual stream holds one-hot codes: the token, the position, (after layer 0) the
 previous token, and what the unembedding reads. A head's query and key matrices give one score to
 the pairs of its relation and another to the first position, so its mass on the relation is exactly
-the sigmoid of their difference (noise aside); the rest of the weight rests on the sink. A live head
-moves the code of the token it attends to into the slot that the unembedding reads.
+the sigmoid of their difference (noise aside); the rest of the weight rests on the sink. A sink head
+spreads the rest of its weight evenly. A live head moves the code of the token it attends to into the
+slot that the unembedding reads.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -35,15 +37,21 @@ GOVERNORS = range(60, 60 + CLASSES * VARIANTS)
 DEPENDENTS = range(100, 100 + CLASSES)
 """Tokens that look for a governor of their class."""
 
+MASSES = (0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1.0)
+FAR = "offset-30"
+"""A head that seems to be induction where every second copy stands 31 tokens after the first."""
+_DRAWN = ("first", "duplicate", "lexical", "offset-1", "offset-2", "offset-n", FAR, "induction")
+
 
 @dataclass(frozen=True)
 class Plant:
     """One head.
 
     Args:
-        relation: `offset-1` … `offset-9`, `first`, `duplicate`, `induction` or `lexical` (a
+        relation: `offset-1`, `offset-2` …, `first`, `duplicate`, `induction` or `lexical` (a
             dependent's earlier governors of its class).
-        mass: weight on the relation's keys in rows that have some; the rest goes to position 0.
+        mass: weight on the relation's keys in rows that have some (one, for `first` on position
+            0); the rest goes to position 0, that of `first` to all later keys alike.
         live: whether it writes what it attends to where the unembedding reads.
     """
 
@@ -87,6 +95,27 @@ def planted_model(
     return model
 
 
+def draw_layers(rng: np.random.Generator) -> tuple[tuple[Plant, Plant], ...]:
+    """Three or four layers of random heads; relations, masses and whether they are live.
+
+    The first head is the one that induction reads; induction stands in later layers only.
+    """
+    drawn = []
+    for layer in range(int(rng.integers(3, 5))):
+        heads = [_draw(rng, layer) for _ in range(_HEADS)]
+        drawn.append((Plant("offset-1", 1.0), heads[1]) if layer == 0 else (heads[0], heads[1]))
+    return tuple(drawn)
+
+
+def _draw(rng: np.random.Generator, layer: int) -> Plant:
+    names = _DRAWN[:-1] if layer == 0 else _DRAWN
+    relation = names[int(rng.integers(len(names)))]
+    if relation == "offset-n":
+        relation = f"offset-{int(rng.integers(3, 9))}"
+    mass = MASSES[int(rng.integers(len(MASSES)))]
+    return Plant(relation, mass, live=bool(rng.random() < 0.5))
+
+
 def _embed(model: GPT2LMHeadModel) -> None:
     """One-hot codes, each balanced to sum zero, the anchor, and an unembedding of its own slot."""
     tokens, positions = model.transformer.wte.weight, model.transformer.wpe.weight
@@ -110,7 +139,6 @@ def _views(attention, head: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _plant(attention, head: int, relation: str, mass: float) -> None:
-    bias = attention.c_attn.bias
     query, key = _views(attention, head)
     scale = math.sqrt(_D_HEAD) / _gain() ** 2
     if relation.startswith("offset"):
@@ -134,11 +162,22 @@ def _plant(attention, head: int, relation: str, mass: float) -> None:
             query[_TOKEN + token, place] = _MATCH * scale
     elif relation != "first":
         raise ValueError(relation)
-    if mass < 1.0 or relation == "first":
-        share = 1 - mass if relation != "first" else mass
-        sink = _MATCH - math.log((1 - share) / share) if relation != "first" else _MATCH
+    if relation == "first":
+        _rest(attention, head, mass)
+    elif mass < 1.0:
         key[_POS, _SINK] = 1.0
-        bias[head * _D_HEAD + _SINK] = sink * math.sqrt(_D_HEAD) / _gain()
+        sink = _MATCH - math.log(mass / (1 - mass))
+        attention.c_attn.bias[head * _D_HEAD + _SINK] = sink * math.sqrt(_D_HEAD) / _gain()
+
+
+def _rest(attention, head: int, mass: float) -> None:
+    """Put a mass on position 0 in every row, however many keys share the rest."""
+    query, key = _views(attention, head)
+    key[_POS, _SINK] = 1.0
+    scale = math.sqrt(_D_HEAD) / _gain() ** 2
+    for position in range(1, POSITIONS):
+        odds = _MATCH if mass == 1.0 else math.log(mass / (1 - mass) * position)
+        query[_POS + position, _SINK] = odds * scale
 
 
 def _disturb(attention, head: int, noise: float, generator: torch.Generator) -> None:

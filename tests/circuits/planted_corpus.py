@@ -49,6 +49,12 @@ def planted_documents(
     return [_document(rng, index, fixed_offset, length) for index in range(n)]
 
 
+def planted_text(n_words: int, *, seed: int = 0) -> str:
+    """Words drawn at random, the BOS aside."""
+    rng = np.random.default_rng((seed, 19))
+    return " ".join(_word(int(word)) for word in rng.integers(1, VOCAB, n_words))
+
+
 def _document(rng: np.random.Generator, index: int, fixed: float, length: int) -> Parsed:
     words: list[int] = []
     heads: dict[int, int] = {}

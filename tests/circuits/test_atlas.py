@@ -71,7 +71,7 @@ def test_heads_by_grade_in_falling_order(atlas):
     assert len(atlas.heads("previous_token", grade="none")) == 4
     with pytest.raises(InputError, match="not scored; scored: previous_token, delimiter, in"):
         atlas.heads("current_token")
-    with pytest.raises(InputError, match="grades are none, ambiguous, weak, strong"):
+    with pytest.raises(InputError, match="grades are none, insufficient, ambiguous, weak"):
         atlas.heads("delimiter", grade="good")
 
 
@@ -157,7 +157,7 @@ def test_what_could_not_be_read_again_is_not_written(atlas, tmp_path):
 def test_summary_counts(atlas):
     text = repr(atlas)
     assert "4 heads" in text
-    assert "previous_token   1 strong, 1 weak, 1 ambiguous" in text
+    assert "previous_token 1 strong, 1 weak, 1 ambiguous" in text
     assert "m&lt;b&gt;" in atlas._repr_html_()
     assert "<b>" not in atlas._repr_html_()
 

@@ -127,7 +127,7 @@ def test_null_draws_where_no_labels_are_permuted_are_refused(given):
 def test_null_draws_without_a_tokenizer_are_of_random_tokens():
     atlas = ha.classify(ha.load("tiny")[0], None, prompts=16, seq_len=48, null_draws=1)
     assert atlas.null_check is not None
-    assert set(atlas.null_check["prompts"]) == {"random"}
+    assert set(atlas.null_check["prompts"]) == {"random", "ngrams"}
 
 
 def test_a_text_that_no_kind_reads_is_refused():
@@ -220,8 +220,8 @@ def test_training_mode_makes_no_difference():
 def test_null_check_comes_on_request():
     atlas = ha.classify(*ha.load("tiny"), prompts=16, seq_len=48, null_draws=3)
     assert atlas.null_check is not None
-    assert set(atlas.null_check["prompts"]) == {"random", "natural"}
-    assert len(atlas.null_check) == 6
+    assert set(atlas.null_check["prompts"]) == {"random", "natural", "ngrams", "topics"}
+    assert len(atlas.null_check) == 12
     assert ha.classify(*ha.load("tiny"), prompts=16, seq_len=48).null_check is None
 
 
@@ -230,7 +230,7 @@ def test_progress_reports_every_set():
     ha.classify(
         *ha.load("tiny"), prompts=16, seq_len=48, progress=lambda *report: seen.append(report)
     )
-    assert {stage for stage, _, _ in seen} == {"random", "natural", "classic"}
+    assert {stage for stage, _, _ in seen} == {"random", "natural", "classic", "ngrams", "topics"}
     assert all(done <= total for _, done, total in seen)
     assert seen[-1][1] == seen[-1][2]
 

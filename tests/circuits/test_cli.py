@@ -39,9 +39,9 @@ def test_classify_prints_a_table_and_writes_json(tmp_path, long_text):
     kinds = {entry["kind"] for entry in content["heads"]}
     assert kinds == {
         "previous_token", "offset", "first_position", "current_token", "duplicate_token",
-        "induction", "delimiter",
+        "induction", "delimiter", "rare_token", "ngram_induction", "semantic",
     }  # fmt: skip
-    assert len(content["heads"]) == 32 * 7
+    assert len(content["heads"]) == 32 * 10
     assert content["model"]["name"] == "tiny"
     assert content["settings"]["seed"] == 1
     assert len(content["settings"]["text_sha256"]) == 64
@@ -83,12 +83,22 @@ def unusable_models(folder):
     return folder / "nan", folder / "mamba"
 
 
+TREEBANK = "".join(
+    "# text = It fell.\n1\tIt\tit\tPRON\t_\t_\t2\tnsubj\t_\t_\n"
+    "2\tfell\tfall\tVERB\t_\t_\t0\troot\t_\tSpaceAfter=No\n"
+    "3\t.\t.\tPUNCT\t_\t_\t2\tpunct\t_\t_\n\n"
+    for _ in range(2)
+)
+
+
 def user_errors(tmp_path, long_text):
     empty, binary = tmp_path / "empty.txt", tmp_path / "binary.txt"
     empty.write_text(" \n")
     binary.write_bytes(b"\xff\xfe\x00")
     (tmp_path / "folder").mkdir()
     nan, mamba = unusable_models(tmp_path)
+    treebank = tmp_path / "two.conllu"
+    treebank.write_text(TREEBANK)
     return {
         ("classify", "no-such-model"): "no-such-model",
         ("classify", "tny"): "tiny",
@@ -110,7 +120,16 @@ def user_errors(tmp_path, long_text):
         ("classify", "--seq-len", 5000): "context",
         ("classify", "--prompts", 2): "at least 16",
         ("classify", "--seq-len", 0): "at least 16",
-        ("classify", "--prompts", "many"): "--prompts",
+        ("classify", "--prompts", "many"): "at least 16, or 'auto'; got 'many'",
+        ("classify", "no-model", "--treebank", tmp_path / "missing.conllu"): "missing.conllu",
+        ("classify", "no-model", "--treebank", binary): "binary.txt",
+        ("classify", "no-model", "--kinds", "offset", "--treebank", treebank): "go unread",
+        ("classify", "no-model", "--kinds", "syntactic.obj.sideways"): "to_head, to_dependent",
+        ("classify", "no-model", "--checkpoint", "a.safetensors"): "add --evidence causal",
+        ("classify", "--evidence", "much"): "--evidence",
+        ("compose", "--kind", "X"): "Q, K and V",
+        ("compose", "--heads", "nonsense"): "L18H6",
+        ("trace-induction", "--ablation", "half"): "half",
         ("classify", "--no-such-option"): "--no-such-option",
         ("clasify",): "clasify",
         ("classify", "--seq-len", 256, "--text", long_text, "--prompts", 64, "--kinds", "no"): "no",

@@ -15,9 +15,9 @@ def interrupt_at(event, module, function):
         if frame.f_code.co_name != function or frame.f_code.co_filename != module.__file__:
             return None  # a checker's wrapper has the same name
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        # the call that protects is not yet protected; and between the end of a `with` and the
-        # lock's release the interpreter heeds no request to stop, though a tracer may raise there
-        if kind == "line" and "uninterrupted(" not in line and "with _LOCK" not in line:
+        # the interpreter heeds no request to stop where a `try` begins, nor between the end of a
+        # `with` and the lock's release, though a tracer may raise there
+        if kind == "line" and not line.strip().startswith(("try:", "with _LOCK")):
             count += 1
             if count == event:
                 raise KeyboardInterrupt

@@ -128,7 +128,7 @@ class TestSilence:
         (switch, "switched"),
         (switch, "_release"),
         (attach_module, "hooked"),
-        (attach_module, "_show_to"),
+        (attach_module, "_leave"),
         (attach_module, "_announced"),
         (attach_module, "_retire"),
     ],
@@ -151,4 +151,4 @@ def test_an_interrupt_leaves_the_model_as_it_was(tiny, module, function):
         assert switch._HELD == {}
         assert attach_module._ACTING == []
         assert attach_module._FRAMES.get() == frames
-    assert event > 2 or function in ("_show_to", "_retire")
+    assert event > 2 or function in ("_leave", "_retire")

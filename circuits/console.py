@@ -1,0 +1,54 @@
+"""What the commands of the command line share: arguments, loading, bars of progress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(help="tiny, smollm2-135m, a .gguf file, a local directory, or a hub id."),
+]
+TextOption = Annotated[Path | None, typer.Option("--text", help="A UTF-8 text file.")]
+BosOption = Annotated[
+    bool | None,
+    typer.Option("--bos/--no-bos", help="Start with a BOS; the tokenizer's habit if unsaid."),
+]
+NamesOption = list[str] | None  # may be repeated; each holds names separated by commas
+SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
+
+
+def load_model(source: str) -> tuple[Any, Any]:
+    """The model and its tokenizer, with a word on the terminal while it loads."""
+    console = Console(stderr=True)
+    with console.status(f"loading {escape(source)}"):
+        from ..interp.load import load
+
+        return load(source)
+
+
+@contextmanager
+def progress_bars() -> Iterator[Any]:
+    """A function of (stage, done, total) that draws a bar per stage, on a terminal alone."""
+    columns = (
+        TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    console = Console(stderr=True)
+    hidden = not console.is_terminal  # else it leaves a blank line in a pipe
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bars:
+        tasks: dict[str, Any] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done)
+
+        yield report

@@ -1,0 +1,80 @@
+"""The command `headatlas plot`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..interp.errors import InputError
+from .console import BosOption, ModelArgument, NamesOption, TextOption, load_model
+
+
+def plot(
+    model: ModelArgument = "tiny",
+    heads: Annotated[
+        NamesOption,
+        typer.Option(help="Heads to show, such as L18H6,L17H3; L0H0 if unsaid."),
+    ] = None,
+    text: TextOption = None,
+    bos: BosOption = None,
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="Write .html (or plotly's .json).")
+    ] = Path("pattern.html"),
+) -> None:
+    """Draw the attention patterns of some heads on a text, as an offline web page."""
+    from ..interp.capture import capture
+    from ..interp.files import check_target
+    from ..interp.grammar import natural_text
+    from ..interp.plots import check_figure_suffix, plot_pattern, write_figure
+    from ..interp.tokens import read_text
+
+    wanted = _heads(["L0H0"] if heads is None else heads)
+    check_figure_suffix(out)
+    check_target(out)
+    running_text = natural_text(60, seed=0) if text is None else read_text(text)
+    loaded, tokenizer = load_model(model)
+    if tokenizer is None:
+        raise InputError(f"{model} has no tokenizer, so a text cannot be shown to it.")
+    _check_length(loaded, tokenizer, running_text, bos)
+    cache = capture(
+        loaded, tokenizer, running_text, names_filter="pattern", heads=wanted, prepend_bos=bos
+    )
+    patterns = [_pattern(cache, head) for head in wanted]
+
+    import torch
+
+    figure = plot_pattern(
+        torch.stack(patterns), tokens=cache.tokens[0], heads=[str(head) for head in wanted],
+        title=f"{model}: {', '.join(str(head) for head in wanted)}",
+    )  # fmt: skip
+    write_figure(figure, out)
+    print(f"wrote {out}: {len(wanted)} pattern(s) of {patterns[0].shape[-1]} tokens")
+
+
+def _heads(texts: list[str]) -> list[Any]:
+    """The heads named, each once; empty entries, as after a last comma, name none."""
+    from ..interp.heads import HeadId
+
+    names = [name.strip() for text in texts for name in text.split(",")]
+    heads = list(dict.fromkeys(HeadId.parse(name) for name in names if name))
+    if not heads:
+        raise InputError("--heads names no head; write L18H6,L17H3, say.")
+    return heads
+
+
+def _pattern(cache: Any, head: Any) -> Any:
+    """One head's pattern out of a cache narrowed to some heads."""
+    layer = [one for one in cache.heads if (one.site, one.layer) == (head.site, head.layer)]
+    return cache["pattern", head.layer, head.site][0, layer.index(head)]
+
+
+def _check_length(model: Any, tokenizer: Any, text: str, bos: bool | None) -> None:
+    from ..interp.tokens import context_length, fits
+
+    context = context_length(model)
+    if context is not None and not fits(tokenizer, text, seq_len=context, prepend_bos=bos):
+        raise InputError(
+            f"the text has more tokens than the model's context of {context}; pass a shorter text."
+        )

@@ -1,0 +1,86 @@
+"""How often shuffled links between words are labelled, and whether their p-values are uniform.
+
+    python -m tests.bench.word_null [MODEL] [--documents 384] [--groups 12] [--draws 9]
+
+The built-in grammar's documents are cut into disjoint groups, each a data set of its own. Every
+draw moves each link to another word of its document that sees a word at the same offset; a false
+label is any head of any kind whose simultaneous intervals of accuracy and mass both lie above 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+
+import numpy as np
+import torch
+from scipy import stats
+
+import headatlas as ha
+from headatlas.circuits.words.label import WordRule
+from headatlas.circuits.words.null_check import check_words
+from headatlas.circuits.words.prompts import word_prompts
+from headatlas.circuits.words.score import score_words
+from headatlas.circuits.words.sums import WordSums
+from headatlas.interp.grammar import Grammar
+from headatlas.interp.parsed import from_grammar
+
+
+def taken(sums: WordSums, documents: slice) -> WordSums:
+    """The sums of some documents: all that `check_words` reads."""
+    return replace(
+        sums,
+        mass=sums.mass.take(documents),
+        hits=sums.hits.take(documents),
+        null_guesses=sums.null_guesses[documents],
+    )
+
+
+def markdown(arguments: list[str] | None = None) -> str:
+    """The table, with what it was measured on."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", nargs="?", default="smollm2-135m")
+    for name, value in (("documents", 384), ("groups", 12), ("draws", 9), ("length", 128)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    options = parser.parse_args(arguments or [])
+    torch.set_num_threads(1)
+    model, tokenizer = ha.load(options.model)
+    documents = [from_grammar(d) for d in Grammar(1).documents(options.documents)]
+    prompts = word_prompts(tokenizer, documents, seq_len=options.length, prepend_bos=True)
+    sums = score_words(model, prompts, null_draws=options.draws, seed=1)
+    part = options.documents // options.groups
+    rule = WordRule(margin=0.0, resamples=500)
+    checks = [
+        check_words(taken(sums, slice(g * part, (g + 1) * part)), rule=rule, seed=g)
+        for g in range(options.groups)
+    ]
+    shuffled = [sums.mass.statistics[column].kind for column in sums.mass.permuted]
+    return _table(options, checks, shuffled)
+
+
+def _table(options: argparse.Namespace, checks: list, shuffled: list[str]) -> str:
+    false = sum(int((check["false_labels"] > 0).sum()) for check in checks)
+    score = np.mean([check["mean_score"].mean() for check in checks])
+    expected = np.mean([check["mean_expected"].mean() for check in checks])
+    p = np.stack([np.stack(list(check["p_values"])) for check in checks])  # [group, draw, test]
+    worst = min(stats.kstest(p[:, 0, h], "uniform").pvalue for h in range(p.shape[2]))
+    names = ", ".join(name.removeprefix("syntactic.") for name in shuffled)
+    return "\n".join(
+        [
+            f"{options.model}: {options.documents} documents of the built-in grammar in "
+            f"{options.groups} disjoint groups, {options.draws} draws each, all heads, "
+            f"{len(shuffled)} kinds with 400 links ({names}):",
+            "",
+            "| groups × draws with any false label | mean mass (expected) | p < .05 | p < .01 "
+            "| smallest KS p (× hypotheses) |",
+            "|---|---|---|---|---|",
+            f"| {false} of {p.shape[0] * p.shape[1]} | {score:.4f} ({expected:.4f}) "
+            f"| {100 * (p < 0.05).mean():.1f} % | {100 * (p < 0.01).mean():.1f} % "
+            f"| {worst:.4f} ({min(1, worst * p.shape[2]):.2f}) |",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    print(markdown(sys.argv[1:]))
