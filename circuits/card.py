@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +12,15 @@ import pandas as pd
 from ..interp.errors import InputError
 from ..interp.heads import HeadId
 from ..interp.probes import PROMPT_SETS
+from .card_text import number, paragraph
 from .grade import UNLABELLED
+
+_SHOWN = 6  # rows of a further table that a card lists
 
 
 @dataclass(frozen=True, eq=False)
 class HeadCard:
-    """One head: its labels, numbers and evidence, for people.
+    """One head: its labels, numbers and evidence, for people; `print` gives a paragraph.
 
     Args:
         head: the head's address.
@@ -44,30 +46,36 @@ class HeadCard:
             )
         return own.iloc[0].to_dict()
 
+    def __str__(self) -> str:
+        """One paragraph with the numbers of every label and table."""
+        return paragraph(self.head, self.rows, self.tables)
+
     def __repr__(self) -> str:
         labels = ", ".join(f"{kind} ({grade})" for kind, grade in self.labels.items())
         lines = [f"{self.head}: {labels or 'no label'}"]
         lines += map(_card_line, self.rows.to_dict("records"))
         for name, table in self.tables.items():
-            lines += [f"  {name}: {_plain_line(row)}" for row in table.to_dict("records")]
+            lines += [f"  {name}: {_plain_line(row)}" for row in table.head(_SHOWN).to_dict("records")]
+            if len(table) > _SHOWN:
+                lines.append(f"  {name}: … {len(table) - _SHOWN} more rows")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(repr(self))}</pre>"
+        return f"<p>{html.escape(str(self))}</p><pre>{html.escape(repr(self))}</pre>"
 
 
 def _card_line(row: dict[str, Any]) -> str:
     details = row["details"]
     name = f"{row['kind']} {details['variant']}" if "variant" in details else row["kind"]
     line = (
-        f"  {name:16} score {_number(row['score'])}, expected {_number(row['expected'])}, "
+        f"  {name:16} score {number(row['score'])}, expected {number(row['expected'])}, "
         f"{_excess(row)} on {details['prompts']} (n {row['n']})"
     )
     for other in (name for name in PROMPT_SETS if name in details):
         own = details[other]
-        line += f"; on {other} {_number(own['score'])}, {_excess(own)}, {own['grade']}"
+        line += f"; on {other} {number(own['score'])}, {_excess(own)}, {own['grade']}"
     for companion, value in details.get("companions", {}).items():
-        line += f"; {companion} {_number(value)}"
+        line += f"; {companion} {number(value)}"
     legacy = {True: "yes", False: "no", None: "–"}[row["legacy"]]
     return f"{line}; grade {row['grade']}; legacy {legacy}; evidence {row['evidence']}"
 
@@ -75,19 +83,9 @@ def _card_line(row: dict[str, Any]) -> str:
 def _plain_line(row: dict[str, Any]) -> str:
     """A row of a further table: its columns but the address, in words."""
     shown = {name: value for name, value in row.items() if name not in ("site", "layer", "head")}
-    return ", ".join(f"{name} {_cell(value)}" for name, value in shown.items())
-
-
-def _cell(value: Any) -> str:
-    if value is None or isinstance(value, float):
-        return _number(value)
-    return str(value)
+    return ", ".join(f"{name} {number(value)}" for name, value in shown.items())
 
 
 def _excess(numbers: dict[str, Any]) -> str:
-    excess, low, high = (_number(numbers[name], "+.3f") for name in ("excess", "low", "high"))
+    excess, low, high = (number(numbers[name], "+.3f") for name in ("excess", "low", "high"))
     return f"excess {excess} [{low}, {high}]"
-
-
-def _number(value: float | None, form: str = ".3f") -> str:
-    return "–" if value is None or math.isnan(value) else format(value, form)
