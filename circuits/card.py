@@ -55,7 +55,8 @@ class HeadCard:
         lines = [f"{self.head}: {labels or 'no label'}"]
         lines += map(_card_line, self.rows.to_dict("records"))
         for name, table in self.tables.items():
-            lines += [f"  {name}: {_plain_line(row)}" for row in table.head(_SHOWN).to_dict("records")]
+            first = table.head(_SHOWN).to_dict("records")
+            lines += [f"  {name}: {_plain_line(row)}" for row in first]
             if len(table) > _SHOWN:
                 lines.append(f"  {name}: … {len(table) - _SHOWN} more rows")
         return "\n".join(lines)
