@@ -48,7 +48,9 @@ _HOMES = {
     "intervene": "interp.intervene",
     "head_weights": "interp.weights",
     "HookedAttention": "interp.layers.attention",
+    "diagnose_scales": "interp.layers.scale",
     "tokenize": "interp.tokens",
+    "windows": "interp.tokens",
     "attention_sites": "interp.sites",
     "HeadId": "interp.heads",
     "KvHeadId": "interp.heads",
@@ -108,6 +110,7 @@ if TYPE_CHECKING:
     from .interp.intervene import run as run
     from .interp.intervention import Intervention as Intervention
     from .interp.layers.attention import HookedAttention as HookedAttention
+    from .interp.layers.scale import diagnose_scales as diagnose_scales
     from .interp.load import load as load
     from .interp.mentions import read_mentions as read_mentions
     from .interp.parsed import Parsed as Parsed
@@ -115,6 +118,7 @@ if TYPE_CHECKING:
     from .interp.sites import attention_sites as attention_sites
     from .interp.spacy_text import parse_text as parse_text
     from .interp.tokens import tokenize as tokenize
+    from .interp.tokens import windows as windows
     from .interp.weights import head_weights as head_weights
     from .interp.winogender import read_winogender as read_winogender
     from .kernels.api import Match as Match

@@ -29,7 +29,7 @@ class Cache(Mapping[str, Tensor]):
         token_ids: token ids [batch, pos] (the encoder's, in an encoder-decoder model).
         mask: True where a token stands, False at padding [batch, pos].
         heads: the heads it was narrowed to, or None for all. Tensors with a head axis then hold
-            only a layer's heads among these, in this order; k, rot_k and v keep all key-value heads.
+            only a layer's heads among these, in this order; k, rot_k and v keep all of theirs.
         rows: the query positions it was narrowed to, or None for all. The query axis of patterns
             and scores, and the pos axis of q, z and result, then hold these, in this order.
     """

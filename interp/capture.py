@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from .cache import Cache
 from .capture_file import Spec, Text, load_cache, stream_cache
 from .errors import InputError, shown
 from .forward import run_base
-from .heads import HeadId
+from .heads import Heads
 from .hook_names import (
     Integers,
     NamesFilter,
@@ -29,7 +29,7 @@ from .hook_names import (
     whole_numbers,
 )
 from .hook_values import Lengths, Reader
-from .inputs import Inputs, read_inputs
+from .inputs import Inputs, Readable, read_inputs
 from .sites import Site, attention_sites
 from .tokens import Tokens, context_length, tokenize, visible_all
 from .watch import watch_calls
@@ -44,11 +44,11 @@ _IN_MEMORY = 4 << 30
 def capture(
     model: PreTrainedModel,
     tokenizer: Any,
-    text_or_ids: str | Sequence[str] | Tensor | Tokens,
+    text_or_ids: str | Sequence[str] | Readable,
     *,
     names_filter: NamesFilter = None,
     layers: Integers | None = None,
-    heads: Sequence[str | HeadId] | None = None,
+    heads: Heads | None = None,
     rows: Integers | None = None,
     prepend_bos: bool | None = None,
     edits: Sequence[Edit] = (),
@@ -76,9 +76,12 @@ def capture(
     QK-norm, and after any factor the model applies first (OPT's 1/√d). In a rotary model q and k
     are what the projections put out, before QK-norm and RoPE, in the order of dimensions that
     attention uses; where that is taken from is found by running the model (see
-    `sources.sources`). k, rot_k and v have one head per key-value head. Layers count attention
-    layers only. Edits show in what comes after them: those of q and k in rot_q and rot_k, or in q
-    and k where there is no rotation.
+    `sources.sources`). Layers count attention layers only. Edits show in what comes after them:
+    those of q and k in rot_q and rot_k, or in q and k where there is no rotation.
+
+    k, rot_k and v have one head per key-value head, all of them whatever `heads` says. Where an
+    edit gave single query heads keys or values of their own, rot_k or v (k without rotation) has
+    one per query head.
 
     By default everything is kept that attention receives and gives: neither attn_scores and
     result nor, in a rotary model, q and k. That takes, per layer and in the model's dtype, about
@@ -89,11 +92,14 @@ def capture(
     Args:
         model: a transformers model.
         tokenizer: its tokenizer; may be None when ids are passed.
-        text_or_ids: a text, several texts, `Tokens`, or token ids [batch, pos] without padding.
+        text_or_ids: a text, several texts, `Tokens`, a tokenizer's output of tensors, or token ids
+            [batch, pos] without padding.
         names_filter: which names: a name, a kind ("pattern"), a collection of these, or a
             predicate on full names.
-        layers: keep these layers only.
-        heads: keep these heads only, and only their layers.
+        layers: keep these layers only; negative ones count from the last.
+        heads: keep these heads only, and only their layers: "L1H3", (1, 3), or "L1KV0" for the
+            query heads of a group. It narrows what has a query head's axis: q, rot_q, attn_scores,
+            pattern, z and result.
         rows: keep these query positions only, of everything but k, rot_k and v: columns of the
             ids, padding included; negative ones count from the last column, which must then be a
             token of every sequence. Patterns and scores are not computed for other rows.
@@ -103,7 +109,8 @@ def capture(
             the encoder's tokens shifted right behind the start token.
         device: where to keep the tensors; None: where they are computed.
         save: write them to this file (safetensors) as they come, and return the cache that
-            `load_cache(save)` gives: the tensors of one layer are in memory at a time.
+            `load_cache(save)` gives: the tensors of one layer are in memory at a time. A file that
+            is there is replaced when the run has ended well, and only then.
         max_bytes: refuse to keep more than this, in bytes; None: 4 GiB in memory, and in a file
             what the disk has left.
 
@@ -266,7 +273,7 @@ def _read_text(
     decoder_ids: Tensor | None,
 ) -> tuple[Inputs, list[list[str]]]:
     """What the model reads, and the visible string of each token."""
-    if not isinstance(text, Tensor | Tokens):
+    if not isinstance(text, Tensor | Tokens | Mapping):
         if tokenizer is None:
             raise InputError("a text needs a tokenizer. Pass one, or token ids [batch, pos].")
         text = tokenize(tokenizer, text, prepend_bos=prepend_bos)

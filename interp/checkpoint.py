@@ -135,9 +135,10 @@ def check_counts(config: dict[str, Any], n_tensors: int, name: str) -> None:
             limit = max(limit, n_tensors)
         if value > limit:
             what = words[-1] if words[-1] in ("layers", "groups", "labels", "experts") else ""
+            announced = f"{shown(value)} {what}".strip()
             raise InputError(
-                f"config.json of {name!r} announces {f'{shown(value)} {what}'.strip()} in {key!r}; at "
-                f"most {limit} can be right. Fetch the file again, or correct that entry."
+                f"config.json of {name!r} announces {announced} in {key!r}; at most {limit} can "
+                "be right. Fetch the file again, or correct that entry."
             )
 
 

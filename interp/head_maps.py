@@ -10,8 +10,9 @@ from typing import Any, SupportsIndex
 from jaxtyping import Float
 from torch import Tensor
 
+from .brief import Brief
 from .errors import InputError, shown
-from .heads import HeadId
+from .heads import HeadId, KvHeadId, parse_head
 from .plain_numbers import as_index
 from .sites import Site
 
@@ -49,8 +50,8 @@ class Reading:
         return f"{self} (norm {'' if self.folded else 'not '}folded in)"
 
 
-@dataclass(frozen=True, eq=False)
-class HeadMap:
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadMap(Brief):
     """One of the maps x W + b of every head of a site.
 
     Attributes:
@@ -73,8 +74,8 @@ class HeadMap:
         return not self.inexact
 
 
-@dataclass(frozen=True, eq=False)
-class OneHead:
+@dataclass(frozen=True, eq=False, repr=False)
+class OneHead(Brief):
     """The matrices of one query head and of the key-value head that serves it.
 
     W_QK = W_Q W_Kᵀ and W_OV = W_V W_O have rank at most d_head: `qk` and `ov` keep the factors.
@@ -205,12 +206,18 @@ class HeadWeights:
     def _index(self, head: Any) -> int:
         """The number of a head that is named by number or by address."""
         site, index = self.site, head
-        if isinstance(head, str | HeadId):
-            named = HeadId.parse(head)
+        if isinstance(head, str | HeadId | KvHeadId):
+            named = parse_head(head)
             if (named.site, named.layer) != (site.stack, site.layer):
                 raise InputError(
                     f"{site.module} is {site.prefix}L{site.layer}, which has no head {named}. Take "
                     "the weights of that layer."
+                )
+            if isinstance(named, KvHeadId):
+                raise InputError(
+                    f"{named} is a key-value head, which several query heads may share: name one "
+                    f"of them, such as {site.heads[-1]}; its own matrices are W_K[{named.kv_head}] "
+                    f"and W_V[{named.kv_head}]."
                 )
             index = named.head
         number = as_index(index)

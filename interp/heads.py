@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, TypeGuard
 
@@ -98,8 +99,14 @@ class KvHeadId:
             return text
         match = _PATTERN.fullmatch(text) if isinstance(text, str) else None
         if match is None or match[3] != "KV":
-            raise InputError(f"a key-value head is written L18KV2 (or cross.L2KV1); got {shown(text)}.")
+            raise InputError(
+                f"a key-value head is written L18KV2 (or cross.L2KV1); got {shown(text)}."
+            )
         return cls(match[1] or "", int(match[2]), int(match[4]))
+
+
+Heads = str | HeadId | KvHeadId | Sequence[str | HeadId | KvHeadId | Sequence[int] | int]
+"""One head or several, as people name them; a pair of numbers is (layer, query head)."""
 
 
 def parse_head(text: str | HeadId | KvHeadId | tuple[int, int]) -> HeadId | KvHeadId:

@@ -205,11 +205,14 @@ def _known_layers(sites: Sequence[Site], layers: Any) -> frozenset[int]:
     depths = {sum(other.stack == site.stack for other in sites) for site in sites}
     kept = {layer + max(depths) if layer < 0 else layer for layer in asked}
     if min(asked, default=0) < 0 and len(depths) > 1:
-        raise InputError(f"layer {min(asked)} counts from the end, but the stacks differ in depth.")
+        raise InputError(
+            f"layer {shown(min(asked))} counts from the end, but stacks differ in depth."
+        )
     for layer in asked:
         if not -len(known) <= layer < len(known):
             raise InputError(
-                f"the model has no attention layer {layer}; it has {min(known)} to {max(known)}."
+                f"the model has no attention layer {shown(layer)}; it has {min(known)} to "
+                f"{max(known)}."
             )
     return frozenset(kept)
 

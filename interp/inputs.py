@@ -11,6 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .brief import Brief
 from .errors import InputError
 from .forward import check_ids, embedding_weight
 from .sites import Site, check_model
@@ -24,8 +25,8 @@ Readable = Tokens | Tensor | Mapping[str, Any]
 _ASIDE = frozenset({"special_tokens_mask", "offset_mapping", "length", "token_type_ids"})
 
 
-@dataclass(frozen=True, eq=False)
-class Inputs:
+@dataclass(frozen=True, eq=False, repr=False)
+class Inputs(Brief):
     """A batch of token sequences on the model's device.
 
     Args:

@@ -280,9 +280,9 @@ def as_positions(positions: Any) -> tuple[int, ...] | None:
         raise InputError(f"positions are integers; got {shown(positions)}.") from None
     if columns and min(columns) < 0:
         raise InputError(
-            f"position {shown(min(columns))} is negative: what it counts from differs between runs, and "
-            "moves while a sequence is decoded. positions are columns counted from 0, padding "
-            "included; the last of N is N - 1."
+            f"position {shown(min(columns))} is negative: what it counts from differs between "
+            "runs, and moves while a sequence is decoded. positions are columns counted from 0, "
+            "padding included; the last of N is N - 1."
         )
     if not columns or len(set(columns)) != len(columns):
         raise InputError(

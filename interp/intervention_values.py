@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from .errors import InputError, shown
-from .plain_numbers import as_seed
 from .references import Reference
 
 SETS = ("patch", "mean", "resample", "freeze")  # these put in the values of another run

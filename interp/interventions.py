@@ -8,9 +8,9 @@ Each takes effect where its target comes up, S = softcap(scale · q kᵀ) + bias
 z = A v: interventions on q, k and v first, then on the scores S, the pattern A and z; on the same
 target in the order of the list. They never touch weights, caches or the model's state.
 
-A query head, `L3H2` or (3, 2), means that head alone, also for k and v under grouped-query attention: it then
-gets its own view of its group's keys or values. A key-value head, `L3KV1`, means all query heads of
-its group.
+A query head, `L3H2` or (3, 2), means that head alone, also for k and v under grouped-query
+attention: it then gets its own view of its group's keys or values. A key-value head, `L3KV1`, means
+all query heads of its group.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from transformers import PreTrainedModel
 
 from .capture import Cache
 from .errors import InputError
-from .heads import HeadId, KvHeadId
+from .heads import HeadId, Heads, KvHeadId
 from .hook_names import is_rotary, read_target
 from .inputs import Readable, read_inputs
 from .intervene import intervene, run
 from .intervention import Intervention, as_heads, as_positions
 from .intervention_layers import LAYERS_TAKE, holds_layers
-from .intervention_values import as_factor, as_seed
+from .intervention_values import as_factor
+from .plain_numbers import as_seed
 from .references import Reference, from_cache, from_run, mean_of
 
 __all__ = [
@@ -46,7 +47,6 @@ __all__ = [
     "zero",
 ]
 
-Heads = str | HeadId | KvHeadId | Sequence[str | HeadId | KvHeadId | Sequence[int] | int]
 Positions = int | Sequence[int] | None
 
 

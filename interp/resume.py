@@ -205,9 +205,7 @@ def _guarded(block: object, own: Callable[..., Any], other: Callable[..., Any]) 
     return forward
 
 
-def _give_back(
-    modules: Sequence[nn.Module], before: Sequence[Any], block: object
-) -> None:
+def _give_back(modules: Sequence[nn.Module], before: Sequence[Any], block: object) -> None:
     _ACTIVE.set(_ACTIVE.get() - {block})
     for module, forward in zip(modules, before, strict=True):
         if forward is not None:

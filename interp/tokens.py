@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
@@ -33,7 +33,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _PROBES = ("a", "the", "1", ".")  # texts that show which special tokens go around a text
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Tokens:
     """A batch of token sequences, padded to one length.
 
@@ -46,7 +46,7 @@ class Tokens:
 
     ids: Int64[Tensor, "batch pos"]
     mask: Bool[Tensor, "batch pos"]
-    spelling: list[list[str]] | Callable[[], list[list[str]]] = field(repr=False)
+    spelling: list[list[str]] | Callable[[], list[list[str]]]
     bos: bool
 
     @cached_property
@@ -56,6 +56,13 @@ class Tokens:
         `visible` makes them readable. They take far more memory than the ids.
         """
         return self.spelling() if callable(self.spelling) else self.spelling
+
+    def __repr__(self) -> str:
+        n_padding = int((~self.mask).sum())
+        padding = f"{n_padding} of them padding" if n_padding else "no padding"
+        count, length = self.ids.shape
+        bos = "with a BOS" if self.bos else "without a BOS"
+        return f"<Tokens: {count} × {length} ids, {padding}, {bos}>"
 
     @property
     def lengths(self) -> list[int]:
@@ -96,8 +103,10 @@ def tokenize(
     Example:
         >>> from headatlas.interp.load import load
         >>> tokens = tokenize(load("tiny")[1], ["a cat", "a"], prepend_bos=True)
-        >>> tokens.ids.shape, tokens.lengths, tokens.bos
-        (torch.Size([2, 4]), [4, 2], True)
+        >>> tokens
+        <Tokens: 2 × 4 ids, 2 of them padding, with a BOS>
+        >>> tokens.lengths
+        [4, 2]
         >>> tokens.strings
         [['<s>', 'a', 'Ġc', 'at'], ['<s>', 'a', '<pad>', '<pad>']]
     """

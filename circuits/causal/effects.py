@@ -16,17 +16,17 @@ from ..asked import AnyKind
 from ..atlas import HeadAtlas
 from .decoder import check_decoder
 from .documents import DOCUMENTS, SEQ_LEN, documents
-from .evidence import ADDRESS, CausalRule, Tested, evidence_rows
+from .evidence import ADDRESS, CausalRule, Judged, evidence_rows
 from .stand_in import ABLATIONS, check_ablations
 from .sweep import Progress, Sweep, sweep
 from .testable import (
-    Testable,
+    Candidate,
     by_documents,
     chosen_kinds,
     feeding,
     labelled,
     reads_parsed,
-    testable,
+    with_behaviours,
 )
 from .word_documents import WordDocuments, word_documents
 
@@ -104,7 +104,7 @@ def causal_effects(
     1. the whole simultaneous interval of its effect (bootstrap over documents, all tested heads
        and kinds at once) lies on the side of harm, above `rule.margin`; and
     2. it stands out among all heads: its standing, (effect − what its layer predicts) / spread of
-       such layers (running medians, `layer_trend`), ranks so high among the reference heads that
+       such layers (running medians over the reference heads, `layer_trend`), ranks so high that
        its Benjamini–Hochberg q over the labelled heads is ≤ `rule.q`. Where there are too few
        reference heads for any rank to reach that, it must exceed them all. False discoveries are
        not controlled then (`controlled` is false): by chance alone a head that harms no more than
@@ -169,7 +169,7 @@ def causal_effects(
         words = word_documents(
             model, tokenizer, treebank=treebank, prompts=prompts, prepend_bos=prepend_bos, seed=seed
         )
-    chosen, untested = testable(asked, atlas, tokenizer, words, must=kinds is not None)
+    chosen, untested = with_behaviours(asked, atlas, tokenizer, words, must=kinds is not None)
     tested, sweeps = [], dict[str, Sweep]()
     for name, (given, group) in by_documents(chosen).items():
         own = given
@@ -206,13 +206,13 @@ def _check_atlas(model: Any, atlas: Any) -> None:
 
 
 def _tested(
-    one: Testable, name: str, swept: Sweep, atlas: HeadAtlas, named: set[HeadId] | None
-) -> Tested:
+    one: Candidate, name: str, swept: Sweep, atlas: HeadAtlas, named: set[HeadId] | None
+) -> Judged:
     having = tuple(sorted(atlas.heads(one.kind.name)))
     shown = tuple(head for head in having if named is None or head in named)
     unit = None if one.words is None else one.words.unit
     fed_by = feeding(one.kind.name, atlas)
-    return Tested(one.kind.name, one.behaviour.name, name, swept, having, fed_by, shown, unit)
+    return Judged(one.kind.name, one.behaviour.name, name, swept, having, fed_by, shown, unit)
 
 
 def _named(heads: Iterable[str | HeadId], atlas: HeadAtlas) -> set[HeadId]:

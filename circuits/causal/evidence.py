@@ -58,7 +58,7 @@ class CausalRule:
 
 
 @dataclass(frozen=True, eq=False)
-class Tested:
+class Judged:
     """Labelled heads of one kind on one sweep.
 
     Args:
@@ -110,7 +110,7 @@ def by_unit(
 
 
 def evidence_rows(
-    tested: Sequence[Tested], rule: CausalRule, ablations: Sequence[str], seed: int
+    tested: Sequence[Judged], rule: CausalRule, ablations: Sequence[str], seed: int
 ) -> pd.DataFrame:
     """One row per head × kind × ablation, ordered by head, with the verdict of mean ablation."""
     rows = [row for ablation in ablations for row in _of_ablation(tested, ablation, rule, seed)]
@@ -127,7 +127,7 @@ def evidence_rows(
 
 
 def _of_ablation(
-    tested: Sequence[Tested], ablation: str, rule: CausalRule, seed: int
+    tested: Sequence[Judged], ablation: str, rule: CausalRule, seed: int
 ) -> list[dict[str, Any]]:
     """The rows of one way to remove heads; its intervals hold together."""
     if not tested:
@@ -153,18 +153,18 @@ class _Standings:
     controlled: bool
 
     def stands_out(self, head: int, rule: CausalRule) -> bool:
-        """Whether few enough reference heads stand out as far; none where they are too few."""
+        """Whether few enough reference heads stand out as far: none, where they are too few."""
         if self.controlled:
             return bool(self.q[head] <= rule.q)
-        return bool(self.reference > 0 and self.p[head] <= 1 / (1 + self.reference))
+        return bool(self.p[head] <= 1 / (1 + self.reference))
 
 
-def _standings(one: Tested, effect: Float[np.ndarray, " head"], rule: CausalRule) -> _Standings:
-    trend = layer_trend(effect, np.array([head.layer for head in one.sweep.heads]))
+def _standings(one: Judged, effect: Float[np.ndarray, " head"], rule: CausalRule) -> _Standings:
     labelled = one.places(one.own)
     reference = np.ones(len(effect), dtype=bool)
     reference[labelled] = False
     reference[one.places(sorted(one.feeding))] = False
+    trend = layer_trend(effect, np.array([head.layer for head in one.sweep.heads]), reference)
     standing, q = trend.standing(effect), np.full(len(effect), np.nan)
     p = rank_p(standing, reference)
     q[labelled] = false_discovery_q(p[labelled])
@@ -175,7 +175,7 @@ def _standings(one: Tested, effect: Float[np.ndarray, " head"], rule: CausalRule
 
 
 def _of_kind(
-    one: Tested, ablation: str, low: np.ndarray, high: np.ndarray, rule: CausalRule
+    one: Judged, ablation: str, low: np.ndarray, high: np.ndarray, rule: CausalRule
 ) -> list[dict[str, Any]]:
     name, sweep = one.behaviour, one.sweep
     effect = sweep.effect(name, ablation)

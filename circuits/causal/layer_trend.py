@@ -29,7 +29,11 @@ class Trend:
         return (effect - self.centre) / self.spread
 
 
-def layer_trend(effect: Float[np.ndarray, " head"], layer: Int[np.ndarray, " head"]) -> Trend:
+def layer_trend(
+    effect: Float[np.ndarray, " head"],
+    layer: Int[np.ndarray, " head"],
+    reference: Bool[np.ndarray, " head"] | None = None,
+) -> Trend:
     """The layer as covariate: running medians of the layers' medians and of their deviations.
 
         centre_l = median over l′ in l − 2 … l + 2 of median_h effect[l′, h]
@@ -40,30 +44,43 @@ def layer_trend(effect: Float[np.ndarray, " head"], layer: Int[np.ndarray, " hea
     medians is moved by neither. Removing heads of the first layers does erratic damage to
     everything, so what stands out there differs from what stands out later.
 
+    Args:
+        effect: of each head.
+        layer: of each head.
+        reference: the heads that the medians are over, at least one; None: all. Heads that are
+            under test are left out, else two of them that fill a layer are its rule themselves. A
+            layer without any takes part in no median, and gets that of the layers next to it (of
+            all, where these have none either).
+
     Example:
         >>> effect = np.array([0.0, 1.0, 9.0, 2.0, 3.0, 3.0])
         >>> trend = layer_trend(effect, np.array([0, 0, 0, 1, 2, 2]))
-        >>> trend.centre.tolist(), trend.standing(effect)[2]
+        >>> trend.centre.tolist(), float(trend.standing(effect)[2])
         ([2.0, 2.0, 2.0, 2.0, 2.0, 2.0], 7.0)
 
     Reference: Tukey 1977 (running medians); the use as a covariate is this project's.
     """
+    used = np.ones(len(effect), dtype=bool) if reference is None else reference
     layers = np.unique(layer)
     places = np.searchsorted(layers, layer)
-    centre = _running([float(np.median(effect[layer == one])) for one in layers])
+    own = [used & (layer == one) for one in layers]
+    has = np.array([bool(heads.any()) for heads in own])
+    centre = _running(np.array([np.median(effect[h]) if h.any() else np.nan for h in own]), has)
     distance = np.abs(effect - centre[places])
-    own = [float(np.median(distance[layer == one])) for one in layers]
-    spread = np.maximum(_running(own), max(float(np.median(own)) / 2, RESOLUTION))
-    return Trend(centre[places], spread[places])
+    spread = np.array([np.median(distance[h]) if h.any() else np.nan for h in own])
+    least = max(float(np.median(spread[has])) / 2, RESOLUTION)
+    return Trend(centre[places], np.maximum(_running(spread, has), least)[places])
 
 
-def _running(values: list[float]) -> Float[np.ndarray, " layer"]:
-    return np.array(
-        [
-            np.median(values[max(0, place - _REACH) : place + _REACH + 1])
-            for place in range(len(values))
-        ]
-    )
+def _running(
+    values: Float[np.ndarray, " layer"], has: Bool[np.ndarray, " layer"]
+) -> Float[np.ndarray, " layer"]:
+    """Median over the layers in reach that have a value."""
+    found = np.empty(len(values))
+    for place in range(len(values)):
+        near = slice(max(0, place - _REACH), place + _REACH + 1)
+        found[place] = np.median(values[near][has[near]] if has[near].any() else values[has])
+    return found
 
 
 def rank_p(

@@ -22,7 +22,7 @@ SomeKind = Kind | WordKind
 
 
 @dataclass(frozen=True, eq=False)
-class Testable:
+class Candidate:
     """A kind with labelled heads, and what removing these should harm.
 
     Args:
@@ -90,14 +90,14 @@ def reads_parsed(kind: SomeKind) -> bool:
     return isinstance(kind, WordKind) and kind.behaviour is None
 
 
-def testable(
+def with_behaviours(
     kinds: Sequence[SomeKind],
     atlas: HeadAtlas,
     tokenizer: Any,
     words: WordDocuments | None,
     *,
     must: bool,
-) -> tuple[list[Testable], dict[str, str]]:
+) -> tuple[list[Candidate], dict[str, str]]:
     """Kinds with labelled heads and their behaviours, and why others cannot be tested.
 
     Args:
@@ -115,7 +115,7 @@ def testable(
         if not atlas.heads(kind.name):
             continue
         one = _testable(kind, atlas, tokenizer, words)
-        if isinstance(one, Testable):
+        if isinstance(one, Candidate):
             found.append(one)
         elif must:
             raise InputError(f"kind {kind.name} cannot be tested: {one}.")
@@ -126,20 +126,20 @@ def testable(
 
 def _testable(
     kind: SomeKind, atlas: HeadAtlas, tokenizer: Any, words: WordDocuments | None
-) -> Testable | str:
+) -> Candidate | str:
     if len({*atlas.heads(kind.name), *feeding(kind.name, atlas)}) == len(atlas):
         return "every head has the label or feeds such heads, so none is left to compare with"
     if reads_parsed(kind) and isinstance(kind, WordKind):
         if words is None:
             return "its behaviour is measured on parsed documents, which need a tokenizer"
         behaviour = word_behaviour(kind, words)
-        return behaviour if isinstance(behaviour, str) else Testable(kind, behaviour, words)
+        return behaviour if isinstance(behaviour, str) else Candidate(kind, behaviour, words)
     behaviour = behaviour_of(kind)
     if isinstance(behaviour, Downstream) and not labelled([behaviour], atlas):
         return f"its behaviour is measured in {behaviour.kind} heads, and none is labelled"
     if behaviour.prompts == "natural" and tokenizer is None:
         return "its behaviour is measured on natural text, which needs a tokenizer"
-    return Testable(kind, behaviour)
+    return Candidate(kind, behaviour)
 
 
 def labelled(behaviours: Sequence[AnyBehaviour], atlas: HeadAtlas) -> dict[str, list[HeadId]]:
@@ -159,9 +159,9 @@ def feeding(kind: str, atlas: HeadAtlas) -> frozenset[HeadId]:
     return frozenset(head for name in feeders for head in atlas.heads(name))
 
 
-def by_documents(chosen: Sequence[Testable]) -> dict[str, tuple[str | Prompts, list[Testable]]]:
+def by_documents(chosen: Sequence[Candidate]) -> dict[str, tuple[str | Prompts, list[Candidate]]]:
     """Kinds whose behaviours are measured on the same documents, by a name for these."""
-    groups: dict[str, tuple[str | Prompts, list[Testable]]] = {}
+    groups: dict[str, tuple[str | Prompts, list[Candidate]]] = {}
     for one in chosen:
         own, name = one.behaviour.prompts, one.behaviour.set_name
         count = 1

@@ -19,9 +19,12 @@ from transformers.pytorch_utils import Conv1D
 from ...interp.checkpoint import check_counts
 from ...interp.config_only import load_config, skeleton
 from ...interp.errors import InputError
+from ...interp.intervention_layers import holds_layers
+from ...interp.layers.attention import HookedAttention
+from ...interp.layers.config import AttentionConfig
 from ...interp.sites import Site, attention_sites
 from .fit import INSTEAD, Heads, fit_layer
-from .shapes import AttentionShapes, check_count, uniform_shapes
+from .shapes import AttentionShapes, LatentShape, LayerShape, check_count, uniform_shapes
 
 _FULL = frozenset({"full_attention", "attention"})
 _NONE = frozenset({"linear_attention", "mamba", "conv", "moe", "mlp"})
@@ -37,8 +40,9 @@ def attention_shapes(
     memory for weights. Windows come from the config in all cases.
 
     Args:
-        source: a loaded transformers model; a transformers config; or `"tiny"`, `"smollm2-135m"`,
-            the path of a `.gguf` file or of a folder with config.json, or a hub id.
+        source: a loaded transformers model; a `HookedAttention`, or a module that holds some,
+            whose configs say all; a transformers config; or `"tiny"`, `"smollm2-135m"`, the path of
+            a `.gguf` file or of a folder with config.json, or a hub id.
 
     Raises:
         InputError: none of these, no such model, no attention, an encoder-decoder pair, or
@@ -50,7 +54,7 @@ def attention_shapes(
         (128, 8, 'GQA')
     """
     if isinstance(source, nn.Module):
-        return _of_model(source)
+        return _of_layers(source) if holds_layers(source) else _of_model(source)
     if isinstance(source, PreTrainedConfig):
         return config_shapes(source)
     if not isinstance(source, str | os.PathLike):
@@ -114,6 +118,22 @@ def _of_model(model: nn.Module) -> AttentionShapes:
         module = outer.get(label, model.get_submodule(site.module))
         layers.append(fit_layer(module, _seen_heads(site), window, name))
     return AttentionShapes(tuple(layers), name)
+
+
+def _of_layers(model: nn.Module) -> AttentionShapes:
+    configs = [part.config for part in model.modules() if isinstance(part, HookedAttention)]
+    return AttentionShapes(tuple(map(_of_config, configs)), type(model).__name__)
+
+
+def _of_config(config: AttentionConfig) -> LayerShape:
+    latent = config.latent
+    if latent is not None:
+        latent = LatentShape(latent.d_latent, latent.d_rope, latent.q_rank)
+    return LayerShape(
+        d_model=config.d_model, n_heads=config.n_heads, n_kv_heads=config.kv_heads,
+        d_head=config.d_key, d_value=config.d_value, window=config.traits.window,
+        causal=config.traits.causal, latent=latent,
+    )  # fmt: skip
 
 
 def _holds(outer: str, inner: str) -> bool:

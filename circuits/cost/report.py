@@ -28,9 +28,11 @@ SCHEMA_VERSION = 1
 _MAX_INTEGER = 2**63 - 1  # of Parquet
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CostReport:
     """What a model's attention costs at one length, batch and number format, on one device.
+
+    It prints as the command's tables, in a notebook too.
 
     Attributes:
         shapes: the model's attention.
@@ -57,6 +59,16 @@ class CostReport:
             raise InputError(f"exact must be True or False; got {self.exact!r}.")
         self.device.peak(self.dtype)  # refuses a format the device lacks
         check_mla(self.mla)
+
+    def __repr__(self) -> str:
+        from .show import as_text  # which shows reports, and so needs them from here
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from .show import as_html
+
+        return as_html(self)
 
     @cached_property
     def prefill(self) -> Cost:
@@ -230,8 +242,8 @@ def cost(
 
     Args:
         source: shapes (`uniform_shapes` makes them from numbers), a loaded transformers model, a
-            transformers config, or a name as for `attention_shapes`, of which only the config is
-            read.
+            `HookedAttention` or a module that holds some, a transformers config, or a name as for
+            `attention_shapes`, of which only the config is read.
         seq_len: N, tokens of the prefill, and the context of the decoding step.
         batch: sequences.
         dtype: of weights, activations and cache: fp32, fp16, bf16 or fp8.

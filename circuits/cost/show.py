@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 from rich.console import Console
@@ -20,6 +21,7 @@ _COLUMNS: tuple[tuple[str, Any], ...] = (
     ("", "left"), ("FLOP", "right"), ("share", "right"), ("bytes", "right"),
     ("FLOP/B", "right"), ("bound by", "left"), ("≥ ms", "right"),
 )  # fmt: skip
+_WIDTH = 80  # columns of a terminal that nobody made wider
 _LEGEND = (
     "Bytes: every input read and output written once. Unfused kernels write scores and pattern "
     "to memory, a fused one neither. ≥ ms: the larger of FLOP / peak and bytes / bandwidth. "
@@ -57,6 +59,27 @@ def show_cost(report: CostReport, console: Console | None = None) -> None:
             "cache: --kv-heads 8.",
             highlight=False,
         )
+
+
+def as_text(report: CostReport) -> str:
+    """What `show_cost` prints, plain.
+
+    Example:
+        >>> from headatlas.circuits.cost.report import cost
+        >>> as_text(cost("tiny", seq_len=256)).splitlines()[0]
+        'Attention of tiny'
+    """
+    page = io.StringIO()
+    show_cost(report, Console(file=page, width=_WIDTH, color_system=None))
+    return page.getvalue().rstrip()
+
+
+def as_html(report: CostReport) -> str:
+    """What `show_cost` prints, for a notebook; whatever the report holds is escaped."""
+    console = Console(file=io.StringIO(), width=_WIDTH, record=True)
+    show_cost(report, console)
+    page = '<pre style="font-family: monospace; line-height: 1.2">{code}</pre>'
+    return console.export_html(code_format=page, inline_styles=True)
 
 
 def si(value: int | float, unit: str = "") -> str:

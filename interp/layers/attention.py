@@ -34,8 +34,8 @@ class HookedAttention(nn.Module):
     Projections are fused matrices; T × d is viewed as T × h × d_head. Weights and states are read
     from `qkv` (W_Q, W_K, W_V, …; for MLA W_DKV, W_UK, …), `W_O`, `b_O` and `sinks`. Attention
     itself is the attention probe: O(N) memory unless an edit or an observer asks for the pattern.
-    `attach_layers` sees and edits it. Under `torch.autocast` it projects and attends in the narrower
-    dtype, as models of transformers do.
+    `attach_layers` sees and edits it. Under `torch.autocast` it projects and attends in the
+    narrower dtype, as models of transformers do.
 
     Args:
         config: the layer's shape and traits.
@@ -86,7 +86,31 @@ class HookedAttention(nn.Module):
     ) -> HookedAttention:
         """A layer with the weights and the traits of a transformers attention module.
 
-        See `headatlas.interp.layers.from_transformers.from_transformers`.
+        It gives the module's outputs on the same inputs; weights are copied, in their dtype and on
+        their device. There is no dropout. DeepSeek-V3 turns interleaved pairs and writes them out
+        as two halves: the rotary columns of W_Q and W_KR are put into that order here, so that
+        queries and keys are the module's own.
+
+        Args:
+            module: the attention module of a GPT-2, Llama, Gemma 3 or DeepSeek-V3 layer, such as
+                `model.model.layers[0].self_attn`.
+            rotary: the model's rotary module (`model.model.rotary_emb`), whose frequencies are then
+                taken; None computes them from the module's config.
+
+        Raises:
+            InputError: another kind of module, cross-attention, projections that are not plain
+                linear maps (adapters, quantised weights), or frequencies that change with the
+                input's length.
+
+        Example:
+            >>> from transformers import LlamaConfig, LlamaModel
+            >>> config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=16,
+            ...     num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2)
+            >>> HookedAttention.from_transformers(LlamaModel(config).layers[0].self_attn)
+            HookedAttention(
+              GQA, d_model=16, heads=4, kv_heads=2, d_key=4, rope theta=10000
+              (qkv): HeadProjections()
+            )
         """
         from .from_transformers import from_transformers  # which builds layers from here
 
@@ -237,8 +261,23 @@ class HookedAttention(nn.Module):
 
     def extra_repr(self) -> str:
         """What `print` shows of the layer itself."""
-        config = self.config
-        return f"{config.kind}, heads={config.n_heads}, d_key={config.d_key}"
+        config, traits = self.config, self.config.traits
+        parts = [config.kind, f"d_model={config.d_model}", f"heads={config.n_heads}"]
+        if config.kind in ("MQA", "GQA"):
+            parts.append(f"kv_heads={config.kv_heads}")
+        parts.append(f"d_key={config.d_key}")
+        if config.d_value != config.d_key:
+            parts.append(f"d_value={config.d_value}")
+        if config.latent is not None:
+            parts.append(f"latent={config.latent.d_latent}+{config.latent.d_rope}")
+        if config.rope is not None:
+            own = config.rope.inv_freq is not None
+            parts.append(f"rope {'inv_freq' if own else f'theta={config.rope.theta:g}'}")
+        if traits.window is not None:
+            parts.append(f"window={traits.window}")
+        if not traits.causal:
+            parts.append("not causal")
+        return ", ".join(parts)
 
     def _run(
         self,
@@ -266,9 +305,8 @@ class HookedAttention(nn.Module):
         scores = Scores(self.config.scale, traits.softcap, bias, self.sinks)
         seen_as = self.absorbed_site if absorb else lambda site: site
         where = Placement(query=cache.n_seen - x.shape[1], key=dropped)
-        call = AttentionCall(
-            seen_as(self.site), *as_attended(q, k, v), mask, scores, where, absorbed=absorb
-        )
+        q, k, v = as_attended(q, k, v)
+        call = AttentionCall(seen_as(self.site), q, k, v, mask, scores, where, absorbed=absorb)
         with autocast_off(x.device):
             attend(self, call, seen_as)
         return call, new, cache

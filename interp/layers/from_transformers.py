@@ -21,21 +21,14 @@ _MOVING = ("dynamic", "longrope")
 
 
 def from_transformers(module: nn.Module, *, rotary: nn.Module | None = None) -> HookedAttention:
-    """A `HookedAttention` with the weights and the traits of a transformers attention module.
-
-    It gives the module's outputs on the same inputs; weights are copied, in their dtype and on
-    their device. There is no dropout. DeepSeek-V3 turns interleaved pairs and writes them out as
-    two halves: the rotary columns of W_Q and W_KR are put into that order here, so that queries
-    and keys are the module's own.
+    """The layer that `HookedAttention.from_transformers` gives; its docstring says how.
 
     Args:
         module: the attention module of a GPT-2, Llama, Gemma 3 or DeepSeek-V3 layer.
-        rotary: the model's rotary module (`model.model.rotary_emb`), whose frequencies are then
-            taken; None computes them from the module's config.
+        rotary: the model's rotary module, or None.
 
     Raises:
-        InputError: another kind of module, cross-attention, projections that are not plain linear
-            maps (adapters, quantised weights), or frequencies that change with the input's length.
+        InputError: as there.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaModel

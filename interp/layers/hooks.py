@@ -39,7 +39,7 @@ class _Frame:
 _FRAMES: ContextVar[tuple[_Frame, ...]] = ContextVar("headatlas_layer_frames", default=())
 
 # Which layers each block saw begin a sequence, in the forward pass of its model that is under way.
-_USES: ContextVar[Mapping[_Frame, list[Site]]] = ContextVar("headatlas_layer_uses", default={})
+_USES: ContextVar[tuple[tuple[_Frame, list[Site]], ...]] = ContextVar("headatlas_uses", default=())
 
 
 @contextmanager
@@ -119,22 +119,33 @@ def attach_layers(
 def _end(frame: _Frame) -> None:
     frame.over = True
     _FRAMES.set(tuple(other for other in _FRAMES.get() if other is not frame))
+    _USES.set(_others(frame))
 
 
 def _count_anew(frame: _Frame) -> None:
-    _USES.set({**_USES.get(), frame: []})
+    _USES.set((*_others(frame), (frame, [])))
+
+
+def _note_use(frame: _Frame, site: Site) -> None:
+    for other, used in _USES.get():
+        if other is frame:
+            used.append(site)
+
+
+def _others(frame: _Frame) -> tuple[tuple[_Frame, list[Site]], ...]:
+    return tuple(entry for entry in _USES.get() if entry[0] is not frame)
 
 
 def _check_uses(frame: _Frame) -> None:
     """Refuse, at the end of a forward pass, that a layer began more than one sequence in it."""
-    uses = _USES.get().get(frame, [])
-    _USES.set({other: used for other, used in _USES.get().items() if other is not frame})
+    uses = next((used for other, used in _USES.get() if other is frame), [])
+    _USES.set(_others(frame))
     twice = [site.module for site in frame.sites.values() if uses.count(site) > 1]
     if twice:
         raise InputError(
-            f"{type(frame.model).__name__} calls {', '.join(twice[:3])} more than once in a forward "
-            "pass, so a head there has no single address. Attach to the layer itself, around each "
-            "of its calls."
+            f"{type(frame.model).__name__} calls {', '.join(twice[:3])} more than once in a "
+            "forward pass, so a head there has no single address. Attach to the layer itself, "
+            "around each of its calls."
         )
 
 
@@ -152,8 +163,8 @@ def attend(layer: nn.Module, call: AttentionCall, seen_as: Callable[[Site], Site
     for frame in frames:
         plain = frame.sites[id(layer)]
         seen = seen_as(plain)
-        if call.where.query == 0 and frame in _USES.get():  # decoding goes on with the same address
-            _USES.get()[frame].append(plain)
+        if call.where.query == 0:  # later ones go on decoding, with the same address
+            _note_use(frame, plain)
         edits += [(e, seen) for e in frame.edits if e.acts_at(plain) or e.acts_at(seen)]
     call.compute(edits)
     call.at(own)

@@ -10,14 +10,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..brief import Brief
 from ..errors import InputError
 from .checks import check_count
 
 C = TypeVar("C", bound="TokenCache")
 
 
-@dataclass(frozen=True, eq=False)
-class TokenCache:
+@dataclass(frozen=True, eq=False, repr=False)
+class TokenCache(Brief):
     """What caches of any layout do: tensors whose last axis but one counts the tokens kept.
 
     Args:
@@ -87,7 +88,7 @@ class TokenCache:
         return replace(self, **dict(zip(self._names(), tensors, strict=True)), **changes)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class KVCache(TokenCache):
     """Rotated keys and values of the tokens so far; 2 · kv_head · d_head numbers per token.
 
@@ -110,7 +111,7 @@ class KVCache(TokenCache):
     v: Float[Tensor, "batch kv_head key d_value"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LatentCache(TokenCache):
     """The latent and the shared rotary key of the tokens so far; d_c + d_R numbers per token.
 

@@ -15,7 +15,10 @@ from transformers import PreTrainedModel
 from ...kernels.api import Mask, Scores
 from ..attach import attach
 from ..attention_call import AttentionCall
+from ..by_site import BySite
 from ..errors import InputError
+from ..forward import run_base
+from ..inputs import Readable, read_inputs
 from ..pattern import masked_scores, softmax_rows
 from ..sites import Site
 from .hooks import attach_layers
@@ -23,10 +26,14 @@ from .hooks import attach_layers
 
 @dataclass(frozen=True)
 class Softmax:
-    """What the softmax makes of the scores at one scale, averaged over rows with two keys or more.
+    """What the softmax makes of the scores at one scale.
+
+    The variance is over scores, whatever their row; the others are means over the rows that see
+    two keys or more.
 
     Attributes:
-        logit_variance: variance of scale · q·k over the keys that queries see, mean over heads.
+        logit_variance: variance of scale · q·k over all pairs of a query and a key that it sees,
+            mean over heads.
         max_weight: the largest weight of a row; 1 is a saturated softmax.
         entropy_share: entropy of a row over the log of the number of its outcomes; 1 is uniform.
         gradient_norm: Frobenius norm of ∂A/∂S = diag(A) − A Aᵀ: the root mean square of what
@@ -71,8 +78,13 @@ class ScaleDiagnostic:
         return "\n".join([f"d_key = {self.d_key}", head, *lines])
 
 
-class ScaleDiagnostics(dict[Site, ScaleDiagnostic]):
-    """The `ScaleDiagnostic` of each layer; prints as a table, "without its scale → with it"."""
+class ScaleDiagnostics(BySite[ScaleDiagnostic]):
+    """The `ScaleDiagnostic` of each layer; prints as a table, "without its scale → with it".
+
+    Keys are sites, module names or, in a model of one stack, layer numbers (see `BySite`).
+    """
+
+    what = "scores"
 
     def __repr__(self) -> str:
         head = ["layer", "d_key", "scale", *(f.name.replace("_", " ") for f in fields(Softmax))]
@@ -142,55 +154,75 @@ def scale_diagnostic(
 
 def diagnose_scales(
     model: nn.Module,
-    inputs: Tensor,
+    inputs: Readable,
     mask: Bool[Tensor, "batch pos"] | None = None,
 ) -> ScaleDiagnostics:
     """`scale_diagnostic` of every attention layer of a model, from one run on `inputs`.
 
+    Padding counts nowhere, neither as key nor as query.
+
     Args:
         model: a transformers model, or a `HookedAttention` or a module that holds some.
-        inputs: token ids [batch, pos]; for modules of our own whatever they read.
-        mask: True where a token stands; None means everywhere. Only for transformers models and a
-            single `HookedAttention`.
+        inputs: `Tokens`, a tokenizer's output of tensors, or token ids [batch, pos]; for modules of
+            our own the states that they read, such as [batch, pos, d_model].
+        mask: True where a token stands; None means everywhere, or what `inputs` says itself. Only
+            for transformers models and a single `HookedAttention`.
 
     Returns:
-        A dict by site that prints as a table.
+        `ScaleDiagnostics`: by site, module name or layer number; prints as a table.
 
     Raises:
-        InputError: the model has no attention that can be hooked, or no query sees two keys.
+        InputError: the model has no attention that can be hooked, no query sees two keys, or a mask
+            beside inputs that bring their own.
 
     Example:
         >>> from headatlas.interp.layers.attention import HookedAttention
         >>> from headatlas.interp.layers.config import AttentionConfig
         >>> layer = HookedAttention(AttentionConfig(d_model=256, n_heads=1))
         >>> x = torch.randn(1, 64, 256, generator=torch.Generator().manual_seed(0))
-        >>> found = diagnose_scales(layer, x)[layer.site]
+        >>> found = diagnose_scales(layer, x)[0]
         >>> found.unscaled.max_weight > 0.8 > 0.3 > found.scaled.max_weight
         True
     """
-    found = ScaleDiagnostics()
+    if mask is not None and not isinstance(inputs, Tensor):
+        raise InputError(f"a {type(inputs).__name__} brings its own mask: leave mask out.")
+    found: dict[Site, ScaleDiagnostic] = {}
+    if isinstance(model, PreTrainedModel):
+        given = inputs if mask is None else {"input_ids": inputs, "attention_mask": mask}
+        read = read_inputs(model, given)
+    elif isinstance(inputs, Tensor):
+        read = None
+    else:
+        raise InputError(
+            "layers read states, a tensor such as [batch, pos, d_model]; got "
+            f"{type(inputs).__name__}."
+        )
 
     def see(call: AttentionCall) -> None:
-        found[call.site] = scale_diagnostic(call.q, call.k, mask=call.mask, scores=call.scores)
+        live = mask if read is None else read.live(call.site, keys=False)
+        seen = call.mask if live is None else _without_padding(call, live)
+        found[call.site] = scale_diagnostic(call.q, call.k, mask=seen, scores=call.scores)
 
     with torch.no_grad(), _attachment(model)(model, observers=[see]):
-        _run(model, inputs, mask)
-    return found
+        if read is not None:
+            run_base(model, read.ids, **read.options())
+        elif mask is None:
+            model(inputs)
+        else:
+            model(inputs, padding=mask)
+    return ScaleDiagnostics(found)
 
 
 def _attachment(model: nn.Module) -> Callable[..., AbstractContextManager[Any]]:
     return attach if isinstance(model, PreTrainedModel) else attach_layers
 
 
-def _run(model: nn.Module, inputs: Tensor, mask: Tensor | None) -> None:
-    if isinstance(model, PreTrainedModel):
-        from ..forward import run_base
-
-        run_base(model, inputs, mask)
-    elif mask is None:
-        model(inputs)
-    else:
-        model(inputs, padding=mask)
+def _without_padding(call: AttentionCall, live: Bool[Tensor, "batch query"]) -> Mask:
+    """The call's mask with nothing to see for queries at padding."""
+    q, k = call.q, call.k
+    lo, hi = call.mask.intervals(q.shape[0], q.shape[2], k.shape[2], q.device)
+    hi = torch.where(live.to(q.device), hi, lo)
+    return Mask(causal=False, k_range=torch.stack([lo, hi], -1))
 
 
 def _variance(dots: Tensor) -> float:

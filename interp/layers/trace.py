@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from jaxtyping import Float
 from torch import Tensor
 
+from ..brief import Brief
 
-@dataclass(frozen=True, eq=False)
-class Trace:
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace(Brief):
     """Everything a layer computed in one pass, under TransformerLens's names and shapes.
 
     Attributes:

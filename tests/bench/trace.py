@@ -15,6 +15,7 @@ import torch
 import headatlas as ha
 from headatlas.circuits.causal.chain import LINKS
 from headatlas.circuits.causal.trace import trace_induction
+from headatlas.circuits.causal.trace_rows import TRACED
 
 
 def markdown(arguments: list[str] | None = None) -> str:
@@ -25,7 +26,11 @@ def markdown(arguments: list[str] | None = None) -> str:
     torch.set_num_threads(1)
     trace = trace_induction(*ha.load(options.model))
     pairs = Counter(zip(trace.heads["role"], trace.heads["evidence"], strict=True))
-    tested = "; ".join(f"{role}: {n} {evidence}" for (role, evidence), n in pairs.items())
+    tested = "; ".join(
+        f"{role}: {pairs[role, 'pattern + causal']} pattern + causal, "
+        f"{pairs[role, 'pattern only']} pattern only"
+        for role in TRACED
+    )
     setting = trace.settings
     lines = [
         f"{options.model}, {setting['prompts']} documents of {setting['seq_len']} tokens, "

@@ -4,8 +4,8 @@ A GPT-2 whose residual stream holds one-hot codes: the token, the position, (aft
 previous token, and what the unembedding reads. A head's query and key matrices give one score to
 the pairs of its relation and another to the first position, so its mass on the relation is exactly
 the sigmoid of their difference (noise aside); the rest of the weight rests on the sink. A sink head
-spreads the rest of its weight evenly. A live head moves the code of the token it attends to into the
-slot that the unembedding reads.
+spreads the rest of its weight evenly. A live head moves the code of the token it attends to into
+the slot that the unembedding reads.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ _ANCHOR_SIZE = 400.0  # dwarfs the codes, so that LayerNorm's scale is the same 
 _MATCH = 25.0  # score of a matching pair, in nats above a pair of no interest
 _SINK = _D_HEAD - 1
 _NOISE = slice(VOCAB + POSITIONS, _D_HEAD - 1)  # dimensions of a head that no relation uses
+_READ = (
+    100.0  # the unembedding's weight: what live heads write is small, and leaves LayerNorm alone
+)
 _COPY = 6.0  # what a live head of mass 1 adds to the logit of the token it attends to, in nats
 
 CLASSES, VARIANTS = 8, 4
@@ -90,7 +93,7 @@ def planted_model(
                 _plant(block.attn, head, plant.relation, plant.mass)
                 _disturb(block.attn, head, noise, generator)
                 if plant.live:
-                    _move(block.attn, head, _OUT, _COPY / _gain())
+                    _move(block.attn, head, _OUT, _COPY / (_READ * _gain()))
         _move(model.transformer.h[0].attn, 0, _PREV, 1.0)
     return model
 
@@ -121,7 +124,7 @@ def _embed(model: GPT2LMHeadModel) -> None:
     tokens, positions = model.transformer.wte.weight, model.transformer.wpe.weight
     for token in range(VOCAB):
         tokens[token, _TOKEN + token], tokens[token, _BALANCE] = 1.0, -1.0
-        model.lm_head.weight[token, _OUT + token] = 1.0
+        model.lm_head.weight[token, _OUT + token] = _READ
     for position in range(POSITIONS):
         positions[position, _POS + position], positions[position, _BALANCE] = 1.0, -1.0
     positions[:, _ANCHOR], positions[:, _ANCHOR + 1] = _ANCHOR_SIZE, -_ANCHOR_SIZE

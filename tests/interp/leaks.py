@@ -17,8 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from headatlas.interp import attach as attach_module
 from headatlas.interp import forward, placement, switch, watch
 from headatlas.interp.attach import attach
-from headatlas.interp.hook_names import TARGETS
 from headatlas.interp.capture import capture
+from headatlas.interp.hook_names import TARGETS
 from headatlas.interp.intervention import edits_for
 from headatlas.interp.interventions import gate, intervene, run, zero
 from headatlas.interp.layers import hooks as layer_hooks

@@ -4,8 +4,8 @@ import torch
 from headatlas.interp import attach as attach_module
 from headatlas.interp import switch
 from headatlas.interp.attach import Edit, attach
-from headatlas.interp.hook_names import TARGETS
 from headatlas.interp.errors import InputError
+from headatlas.interp.hook_names import TARGETS
 from headatlas.interp.interventions import gate, intervene, run, zero
 from headatlas.interp.sites import attention_sites
 

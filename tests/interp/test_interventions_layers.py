@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch import nn
 
+from headatlas.interp.attach import Edit
 from headatlas.interp.capture import capture
 from headatlas.interp.errors import InputError
 from headatlas.interp.interventions import add, gate, intervene, patch, run, zero
 from headatlas.interp.layers.attention import HookedAttention
 from headatlas.interp.layers.config import AttentionConfig, Latent, Traits
+from headatlas.interp.layers.hooks import attach_layers
 from headatlas.interp.layers.rope import Rope
 
 from .edits import IDS
@@ -20,11 +22,14 @@ CONFIGS = {
     "window": AttentionConfig(16, 4, rope=Rope(), traits=Traits(window=3)),
     "mla": AttentionConfig(16, 4, latent=LATENT, rope=Rope()),
 }
+# one head, and latents as wide as keys and values
+ALIKE = AttentionConfig(16, 1, latent=Latent(5, d_rope=4, d_nope=5, d_value=5), rope=Rope())
 CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 
 
 def layer_of(name):
-    return HookedAttention(CONFIGS[name], seed=1).double()
+    config = ALIKE if name == "alike" else CONFIGS[name]
+    return HookedAttention(config, seed=1).double()
 
 
 def states(pos=6, batch=2):
@@ -71,11 +76,18 @@ def test_decoding_in_steps_equals_the_whole(name, target):
     assert (expected - layer(x)).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize("name", ["mla", "alike"])
 class TestAbsorbedLatents:
+    """Also where the absorbed call has the shapes of the plain one."""
+
+    def test_the_sites_differ_in_one_of_them(self, name):
+        layer = layer_of(name)
+        assert (layer.absorbed_site(layer.site) == layer.site) == (name == "alike")
+
     @pytest.mark.parametrize("target", ["z", "pattern", "scores"])
-    def test_factors_mean_the_same(self, target):
-        layer, x = layer_of("mla"), states()
-        changes = [gate("L0H1", 0.3, target, positions=[1, 4]), zero("L0H2", target)]
+    def test_factors_mean_the_same(self, name, target):
+        layer, x = layer_of(name), states()
+        changes = [gate("L0H0", 0.3, target, positions=[1, 4]), gate("L0H0", -0.5, target)]
         expected = run(layer, x, changes)
         with torch.no_grad(), intervene(layer, changes):
             seen, _ = layer.decode(x, absorb=True)
@@ -84,10 +96,15 @@ class TestAbsorbedLatents:
 
     @pytest.mark.parametrize(
         "change",
-        [zero("L0H1", "q"), gate("L0H1", 0.5, "k"), zero("L0H1", "v"), add("L0H1", torch.ones(5))],
+        [
+            zero("L0H0", "q"),
+            gate("L0H0", 0.5, "k"),
+            zero("L0H0", "v"),
+            add("L0H0", torch.ones(5)),
+        ],
     )
-    def test_what_has_no_meaning_is_refused(self, change):
-        layer, x = layer_of("mla"), states()
+    def test_what_has_no_meaning_is_refused(self, name, change):
+        layer, x = layer_of(name), states()
         refused = pytest.raises(InputError, match=r"has no meaning with absorb=True")
         with intervene(layer, change), refused:
             layer.decode(x, absorb=True)
@@ -127,7 +144,16 @@ def test_values_of_a_model(tiny):
     heads = [f"L0H{h}" for h in range(4)]
     seen = run(layer, x, patch(cache, heads))
     torch.testing.assert_close(seen, attention.o_proj(cache["z", 0].flatten(2)))
-    run(layer, x, patch(cache, "L0H1", "q"))
+    swapped = run(layer, x, patch(cache, "L0H1", "q"))
+    queries = cache["rot_q", 0].transpose(1, 2)[:, 1]
+
+    def change(_, q):
+        q[:, 1] = queries
+        return q
+
+    with torch.no_grad(), attach_layers(layer, edits=[Edit("q", change)]):
+        torch.testing.assert_close(swapped, layer(x))
+    assert (swapped - layer(x)).abs().max() > 1e-4
 
 
 @pytest.mark.usefixtures("as_users_call")

@@ -1,4 +1,5 @@
 import json
+import logging as python_logging
 
 import pytest
 import torch
@@ -290,3 +291,16 @@ def test_a_file_that_is_no_gguf_is_refused(folder):
 def test_a_deeply_nested_config_is_refused(folder):
     (folder / "config.json").write_text("[" * 100_000)
     refused(folder, "not valid JSON")
+
+
+def test_an_unreachable_hub_makes_no_noise(monkeypatch, caplog):
+    logger = python_logging.getLogger("huggingface_hub.utils._http")
+
+    def fetch(name, **_):
+        logger.warning("Retrying in 1s [Retry 1/5].")
+        raise ConnectionError("nothing answered")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
+    with caplog.at_level(python_logging.WARNING):
+        refused("owner/model", "the hub gave nothing (ConnectionError: nothing answered)")
+    assert caplog.records == []

@@ -43,7 +43,7 @@ class TestKeys:
         site = attention_sites(model)[1]
         found = weights[site]
         assert found.site == site
-        for key in (1, torch.tensor(1), "model.layers.1.self_attn"):
+        for key in (1, -1, torch.tensor(1), "model.layers.1.self_attn"):
             assert weights[key] is found
             assert key in weights
             assert weights.get(key) is found
@@ -52,7 +52,7 @@ class TestKeys:
 
     @pytest.mark.usefixtures("as_users_call")
     @pytest.mark.parametrize(
-        "key", [2, -1, True, 1.0, "model.layers.1", None, [1], HeadId("", 0, 1)]
+        "key", [2, -3, True, 1.0, "model.layers.1", None, [1], HeadId("", 0, 1)]
     )
     def test_other_keys(self, tiny, key):
         weights = head_weights(tiny("llama"))
@@ -104,7 +104,7 @@ class TestOneHead:
         [
             (4, "has heads 0 to 3; got 4"),
             (-1, "has heads 0 to 3; got -1"),
-            ("L1H4", "has heads 0 to 3; got L1H4"),
+            ("L1H4", "has heads 0 to 3; got 'L1H4'"),
             ("L10H3", "is L1, which has no head L10H3"),
             (HeadId("", 0, 3), "is L1, which has no head L0H3"),
             ("cross.L1H3", "is L1, which has no head cross.L1H3"),
@@ -113,7 +113,7 @@ class TestOneHead:
             (True, "a number, 0 to 3"),
             (None, "a number, 0 to 3"),
             ([1], "a number, 0 to 3"),
-            (KvHeadId("", 1, 0), "a number, 0 to 3, or an address such as L1H3; got L1KV0"),
+            (KvHeadId("", 1, 0), "L1KV0 is a key-value head"),
         ],
     )
     def test_no_such_head(self, tiny, head, message):

@@ -174,6 +174,33 @@ def test_layer_trend_by_hand():
     assert standing[11] == pytest.approx((effect[11] - 3) / trend.spread[11])
 
 
+def test_heads_under_test_are_no_rule_to_themselves():
+    """A layer that only they fill gets the median of the layers next to it."""
+    layer = np.repeat(np.arange(3), 2)
+    effect = np.array([0.0, 0.2, 5.0, 6.0, 0.4, 0.6])
+    reference = np.array([True, True, False, False, True, True])
+    trend = layer_trend(effect, layer, reference)
+    assert trend.centre.tolist() == pytest.approx([0.3] * 6)  # of 0.1 and 0.5
+    assert trend.spread.tolist() == pytest.approx([0.2] * 6)
+    far = layer_trend(effect, layer * 4, reference)  # layers 0, 4 and 8: none is in reach
+    assert far.centre.tolist() == trend.centre.tolist()
+
+
+def test_ranks_hold_when_the_trend_leaves_the_labelled_out():
+    """Heavy-tailed effects that fall with the layer: one labelled head in twenty has p ≤ .05."""
+    rng, p = np.random.default_rng(0), []
+    layer = np.repeat(np.arange(20), 9)
+    scale = np.exp(-layer / 5) + 0.1
+    for _ in range(300):
+        effect, reference = (1 + rng.standard_t(2, 180)) * scale, np.ones(180, bool)
+        reference[rng.choice(180, 10, replace=False)] = False
+        p.append(
+            rank_p(layer_trend(effect, layer, reference).standing(effect), reference)[~reference]
+        )
+    for share in (0.05, 0.2, 0.5):
+        assert np.mean(np.concatenate(p) <= share) == pytest.approx(share, abs=0.02)
+
+
 def test_a_trend_without_spread_is_finite():
     trend = layer_trend(np.array([0.0, 0.0, 0.0, 1.0]), np.array([0, 0, 1, 1]))
     assert np.isfinite(trend.standing(np.array([0.0, 0.0, 0.0, 1.0]))).all()

@@ -5,6 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from headatlas.circuits.cost.kv_cache import cache_bytes
+from headatlas.circuits.cost.report import cost
 from headatlas.circuits.cost.shapes import AttentionShapes, LatentShape, LayerShape
 from headatlas.circuits.cost.totals import decode_cost
 from headatlas.interp.layers.attention import HookedAttention
@@ -54,5 +55,18 @@ def test_projections_of_latents_cost_what_the_flop_counter_counts(kind, way):
         _, cache = layer.decode(inputs()[:, :-1])
         with counter:
             layer.decode(inputs()[:, -1:], cache, absorb=way == "absorbed")
-    cost = decode_cost(AttentionShapes((shape,)), TOKENS, batch=BATCH, mla=way)
-    assert counter.get_total_flops() == cost["qkv"].flops + cost["output"].flops
+    counted = decode_cost(AttentionShapes((shape,)), TOKENS, batch=BATCH, mla=way)
+    assert counter.get_total_flops() == counted["qkv"].flops + counted["output"].flops
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_shapes_of_a_layer_of_our_own(kind):
+    config, shape = LAYERS[kind]
+    assert cost(HookedAttention(config)).shapes.layers == (shape,)
+
+
+def test_shapes_of_several_layers():
+    stack = torch.nn.Sequential(*(HookedAttention(LAYERS[kind][0]) for kind in ("MHA", "GQA")))
+    shapes = cost(stack).shapes
+    assert [layer.kind for layer in shapes.layers] == ["MHA", "GQA"]
+    assert shapes.name == "Sequential"

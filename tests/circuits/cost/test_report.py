@@ -321,3 +321,15 @@ def test_the_command_line(tmp_path):
             assert expected in out, (command, out)
             assert max(map(len, out.replace(str(saved), "").splitlines())) <= 80
     assert json.loads(saved.read_text())["settings"]["seq_len"] == 4096
+
+
+def test_a_report_prints_as_the_commands_tables():
+    """Plain where it is printed, escaped in a notebook."""
+    report = cost(uniform_shapes(2, d_model=64, n_heads=4, name="a[b]<script>"), seq_len=256)
+    assert repr(report) == printed(report).rstrip()
+    assert "Attention of a[b]<script>" in repr(report)
+    page = report._repr_html_()
+    assert page.startswith("<pre")
+    assert "<script>" not in page
+    assert "a[b]&lt;script&gt;" in page
+    assert "Cache in fp16" in page

@@ -4,8 +4,10 @@ import torch
 from headatlas.interp.attach import attach
 from headatlas.interp.errors import InputError
 from headatlas.interp.layers.attention import HookedAttention
+from headatlas.interp.layers.config import AttentionConfig, Latent, Traits
 from headatlas.interp.layers.from_transformers import from_transformers
 from headatlas.interp.layers.hooks import attach_layers
+from headatlas.interp.layers.rope import Rope
 
 POS = 20  # the windows of the tiny models are 8
 YARN = {
@@ -206,3 +208,14 @@ class TestErrors:
             from_transformers(module, rotary=rotary_of(tiny("llama")))
         with pytest.raises(InputError, match="GPT-2 has no rotary"):
             from_transformers(attentions(tiny("gpt2"))[0], rotary=rotary_of(tiny("llama")))
+
+
+def test_a_layer_prints_what_it_is_made_of():
+    traits = Traits(window=4)
+    layer = HookedAttention(AttentionConfig(32, 4, 2, rope=Rope(theta=500.0), traits=traits))
+    said = "GQA, d_model=32, heads=4, kv_heads=2, d_key=8, rope theta=500, window=4"
+    assert layer.extra_repr() == said
+    latent = Latent(d_latent=16, d_rope=4, d_nope=8, d_value=6)
+    config = AttentionConfig(32, 4, latent=latent, traits=Traits(causal=False))
+    said = "MLA, d_model=32, heads=4, d_key=12, d_value=6, latent=16+4, not causal"
+    assert HookedAttention(config).extra_repr() == said

@@ -73,13 +73,13 @@ def test_a_sink_is_an_outcome():
     assert seen.max_weight == pytest.approx((1 / 2 + 1 / 3) / 2)
 
 
-def test_hidden_keys_count_nowhere():
+def test_padding_counts_nowhere():
     layer, x, padding = layer_of(VARIANTS["gqa"]), inputs(2, 9), paddings(2, 9)["gap"]
     noisy = torch.where(padding[..., None], x, x + 100)
     gap = int((~padding[0]).nonzero())
     keys = [i for i in range(9) if i != gap]
     trace = layer.trace(noisy[:1], padding=padding[:1])
-    visible = trace.attn_scores[0][:, :, keys]
+    visible = trace.attn_scores[0][:, keys][:, :, keys]
     finite = [head[head.isfinite()].var(correction=0) for head in visible]
     [noisy_seen] = diagnose_scales(layer, noisy[:1], padding[:1]).values()
     expected = float(torch.stack(finite).detach().mean())
