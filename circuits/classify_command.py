@@ -97,8 +97,8 @@ def classify(
             from .causal.effects import causal_effects
 
             effects = causal_effects(
-                loaded, tokenizer, atlas, prepend_bos=bos, text=battery.text, seed=seed,
-                checkpoint=checkpoint, progress=report,
+                loaded, tokenizer, atlas, prepend_bos=bos, text=battery.text, treebank=treebank,
+                seed=seed, checkpoint=checkpoint, progress=report,
             )  # fmt: skip
             atlas = atlas.with_evidence(effects)
     atlas.model["name"] = printable(model)
