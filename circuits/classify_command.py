@@ -93,6 +93,9 @@ def classify(
 
     with progress_bars() as report:
         atlas = run(loaded, tokenizer, kinds=names, progress=report, **vars(battery))
+        atlas.model["name"] = printable(model)
+        if out is not None:  # before what may be interrupted, or print into a closed pipe
+            atlas.save(out)
         if evidence is Evidence.CAUSAL:
             from .causal.effects import causal_effects
 
@@ -101,9 +104,8 @@ def classify(
                 seed=seed, checkpoint=checkpoint, progress=report,
             )  # fmt: skip
             atlas = atlas.with_evidence(effects)
-    atlas.model["name"] = printable(model)
-    if out is not None:  # before anything is printed: a closed pipe must not cost the result
-        atlas.save(out)
+            if out is not None:
+                atlas.save(out)
     show(atlas)
     if out is not None:
         print(
