@@ -183,7 +183,9 @@ FEEDS_INDUCTION = Downstream(
 
 
 def behaviour_of(kind: Any) -> AnyBehaviour:
-    """The behaviour that a kind names; by default the loss on natural text at the rows it scores.
+    """The behaviour that a kind names; by default the loss at the rows that it scores.
+
+    Those of natural text where the kind is graded on it, else those of its first prompt set.
 
     Args:
         kind: a `Kind`.
@@ -191,7 +193,7 @@ def behaviour_of(kind: Any) -> AnyBehaviour:
     Example:
         >>> from headatlas.circuits.kinds import KINDS
         >>> behaviour_of(KINDS["induction"]).name, behaviour_of(KINDS["delimiter"]).name
-        ('second_copy_loss', 'delimiter_text_loss')
+        ('second_copy_loss', 'delimiter_loss')
     """
     if kind.behaviour is not None:
         return kind.behaviour
@@ -200,9 +202,10 @@ def behaviour_of(kind: Any) -> AnyBehaviour:
         scored = [pairs[0].q >= 0 for pairs in kind.variants(prompts).values()]
         return np.logical_or.reduce(scored)
 
+    name = "natural" if "natural" in kind.prompts else kind.prompts[0]
     return Behaviour(
-        f"{kind.name}_text_loss",
-        f"Mean loss on natural text at the rows that {kind.name} scores.",
-        "natural",
+        f"{kind.name}_loss",
+        f"Mean loss on the {name} prompts at the rows that {kind.name} scores.",
+        name,
         rows,
     )

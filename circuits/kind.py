@@ -56,8 +56,8 @@ class Kind:
         candidates: True if the variants compete and the best is chosen (on one half of the
             documents, reported on the other).
         legacy: the field's own verdict, if there is one.
-        behaviour: what removing such a head should harm, for `causal_effects`; None: the loss on
-            natural text at the rows that the kind scores.
+        behaviour: what removing such a head should harm, for `causal_effects`; None: the loss at
+            the rows that the kind scores, on natural text if it is graded there.
 
     Raises:
         InputError: one of them is not of the sort described.

@@ -92,7 +92,7 @@ class Cache(Mapping[str, Tensor]):
             if number is None or abs(number) > _MOST_LAYERS:
                 return None
             layer = number + last_layer(self._tensors, *stack) + 1 if number < 0 else number
-        return full_name(kind, layer, *stack)
+        return full_name(kind, layer, *stack)  # pyright: ignore[reportArgumentType]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)

@@ -122,7 +122,7 @@ def parse_head(text: str | HeadId | KvHeadId | tuple[int, int]) -> HeadId | KvHe
     if isinstance(text, HeadId | KvHeadId):
         return text
     if _is_pair(text):
-        return HeadId.parse(text)
+        return HeadId.parse(text)  # pyright: ignore[reportArgumentType]
     match = _PATTERN.fullmatch(text) if isinstance(text, str) else None
     if match is None:
         raise InputError(

@@ -32,7 +32,7 @@ def documents(
     Args:
         model: a transformers decoder with a language-model head.
         tokenizer: its tokenizer; None will do for random tokens.
-        name: `random`, `natural` or `classic`.
+        name: one of `PROMPT_SETS`.
         prompts: how many documents, at least 16; `classic` has at most 16.
         seq_len: tokens per document, at least 16.
         text: running text for the natural set; None generates it.

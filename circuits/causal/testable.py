@@ -8,7 +8,7 @@ from typing import Any
 
 from ...interp.errors import InputError
 from ...interp.heads import HeadId
-from ...interp.probes import Prompts
+from ...interp.probes import TEXT_SETS, Prompts
 from ..atlas import HeadAtlas
 from ..behaviour import AnyBehaviour, Downstream, behaviour_of
 from ..kind import Kind
@@ -137,8 +137,8 @@ def _testable(
     behaviour = behaviour_of(kind)
     if isinstance(behaviour, Downstream) and not labelled([behaviour], atlas):
         return f"its behaviour is measured in {behaviour.kind} heads, and none is labelled"
-    if behaviour.prompts == "natural" and tokenizer is None:
-        return "its behaviour is measured on natural text, which needs a tokenizer"
+    if behaviour.prompts in TEXT_SETS and tokenizer is None:
+        return "its behaviour is measured on text, which needs a tokenizer"
     return Candidate(kind, behaviour)
 
 

@@ -27,8 +27,9 @@ def check_words(sums: WordSums, *, rule: WordRule | None = None, seed: int = 0) 
     Returns:
         As `check_null`: columns draw, prompts, kinds (how many were shuffled), mean_score and
         mean_expected (mass, over heads and kinds), false_labels (heads × kinds with both lower
-        bounds above 0) and p_values (of the mass alone, whose null is exact: what is expected of
-        the accuracy is the best of many rules, so that its p-values lie high).
+        bounds above 0) and p_values (of the mass alone: what is expected of
+        the accuracy is the best of many rules, so that its p-values lie high). The profile's cells
+        are wide at long offsets, so that those of coreference lie low.
     """
     rule = WordRule() if rule is None else rule
     half = halves(len(sums.mass.rows), seed=seed)

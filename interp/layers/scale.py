@@ -205,7 +205,7 @@ def diagnose_scales(
 
     with torch.no_grad(), _attachment(model)(model, observers=[see]):
         if read is not None:
-            run_base(model, read.ids, **read.options())
+            run_base(model, read.ids, **read.options())  # pyright: ignore[reportArgumentType]
         elif mask is None:
             model(inputs)
         else:
