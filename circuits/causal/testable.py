@@ -129,6 +129,12 @@ def _testable(
 ) -> Candidate | str:
     if len({*atlas.heads(kind.name), *feeding(kind.name, atlas)}) == len(atlas):
         return "every head has the label or feeds such heads, so none is left to compare with"
+    missing = [name for name in _feeders(kind.name) if name not in atlas.kinds]
+    if missing:  # as a reference they would outdo every head that they feed
+        return (
+            f"heads of kind {missing[0]} feed it and so are no reference for it, and the atlas did "
+            f"not score them; classify with kinds='{missing[0]},{kind.name}'"
+        )
     if reads_parsed(kind) and isinstance(kind, WordKind):
         if words is None:
             return "its behaviour is measured on parsed documents, which need a tokenizer"
@@ -150,13 +156,14 @@ def labelled(behaviours: Sequence[AnyBehaviour], atlas: HeadAtlas) -> dict[str, 
 
 def feeding(kind: str, atlas: HeadAtlas) -> frozenset[HeadId]:
     """Heads with the label of a kind whose behaviour is measured in heads of this one."""
+    scored = [name for name in _feeders(kind) if name in atlas.kinds]
+    return frozenset(head for name in scored for head in atlas.heads(name))
+
+
+def _feeders(kind: str) -> list[str]:
+    """Registered kinds whose behaviour is measured in heads of this one."""
     known: dict[str, SomeKind] = {**KINDS, **WORD_KINDS}
-    feeders = [
-        name
-        for name in atlas.kinds
-        if name in known and getattr(known[name].behaviour, "kind", None) == kind
-    ]
-    return frozenset(head for name in feeders for head in atlas.heads(name))
+    return [name for name, one in known.items() if getattr(one.behaviour, "kind", None) == kind]
 
 
 def by_documents(chosen: Sequence[Candidate]) -> dict[str, tuple[str | Prompts, list[Candidate]]]:

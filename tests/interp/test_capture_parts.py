@@ -217,7 +217,7 @@ class TestLayersAndDevice:
         cache = capture(tiny("llama"), None, IDS, layers=[1], names_filter="z")
         assert list(cache) == ["blocks.1.attn.hook_z"]
 
-    @pytest.mark.parametrize("layer", [2, -1])
+    @pytest.mark.parametrize("layer", [2, -3])
     def test_no_such_layer(self, tiny, layer):
         with pytest.raises(InputError, match=f"no attention layer {layer}; it has 0 to 1"):
             capture(tiny("llama"), None, IDS, layers=[layer])

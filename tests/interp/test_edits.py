@@ -126,5 +126,5 @@ class TestEdits:
             logits(model)
 
     def test_unknown_targets_are_refused(self):
-        with pytest.raises(InputError, match=r"target is one of .*'scores'.*got 'result'"):
+        with pytest.raises(InputError, match=r"target is one of .*scores.*got 'result'"):
             Edit("result", lambda call, x: x)

@@ -300,8 +300,8 @@ class TestRefusals:
         ]:
             with pytest.raises(InputError, match=message):
                 patch(cache, heads, target)
-        with pytest.raises(InputError, match=r"holds heads \[1\] of L0, not 2"):
-            run(model, IDS, patch(cache, "L0H2"))
+        with pytest.raises(InputError, match=r"holds heads \[1\] of layer 0, not L0H2"):
+            patch(cache, "L0H2")
         with pytest.raises(InputError, match="leave tokens out"):
             patch(cache, "L0H1", tokens=IDS)
 
