@@ -172,15 +172,16 @@ class HeadAtlas:
     def with_evidence(self, effects: Any) -> HeadAtlas:
         """A copy whose labels say whether ablating the head does what they predict.
 
+        Effects on kinds that were tested before take the place of the old ones; others stay.
+
         Args:
             effects: what `causal_effects` gives, or its `rows`: they name site, layer, head, kind
                 and evidence.
 
         Raises:
-            InputError: the rows lack one of these, or are of heads or kinds without a label here.
+            InputError: the rows lack one of these, or are of heads that do not have the label here.
         """
-        atlas = self.with_table("causal", effects)
-        given = atlas.tables["causal"]
+        given = check_table("causal", getattr(effects, "rows", effects))
         keys = [*_ADDRESS, "kind"]
         missing = [column for column in (*keys, "evidence") if column not in given]
         if missing:
@@ -189,17 +190,26 @@ class HeadAtlas:
             )
         found = {tuple(row[:-1]): row[-1] for row in given[[*keys, "evidence"]].to_numpy(object)}
         own = [tuple(row) for row in self.rows[keys].to_numpy(object)]
-        unknown = found.keys() - set(own)
+        labelled = self.rows["grade"].isin(GRADES[-2:])
+        unknown = found.keys() - {key for key, has in zip(own, labelled, strict=True) if has}
         if unknown:
             site, layer, head, kind = min(unknown)
             raise InputError(
-                f"the effects are of {HeadId(site, layer, head)} as {kind}, which this atlas did "
-                "not score; they belong to another atlas."
+                f"the effects are of {HeadId(site, layer, head)} as {kind}, a label that this "
+                "atlas does not give it; they belong to another atlas."
             )
         evidence = [
             found.get(key, old) for key, old in zip(own, self.rows["evidence"], strict=True)
         ]
-        return replace(atlas, rows=self.rows.assign(evidence=evidence))
+        before = self.tables.get("causal")
+        if before is not None and "kind" in before:
+            kept = _only(before, ~before["kind"].isin(given["kind"].tolist()))
+            given = pd.concat([kept, given], ignore_index=True) if len(kept) else given
+        settings = {**self.settings}
+        if hasattr(effects, "settings"):
+            settings["causal"] = dict(effects.settings)
+        rows = self.rows.assign(evidence=evidence)
+        return replace(self.with_table("causal", given), rows=rows, settings=settings)
 
     def _about(self, head: HeadId) -> dict[str, pd.DataFrame]:
         """The rows of the further tables that are about one head."""
@@ -214,11 +224,12 @@ class HeadAtlas:
         """Counts by kind and grade, and the strongest heads of each kind; one screen."""
         lines = [f"{self.model.get('name', 'model')}: {self.n_heads} heads"]
         width = max(map(len, self.kinds), default=0)
-        too_few = 0
+        too_few = []
         for kind in self.kinds:
             grades = self.rows.loc[self.rows["kind"] == kind, "grade"]
             if (grades == "insufficient").all():
-                too_few += 1
+                n = self.rows.loc[self.rows["kind"] == kind, "n"].max()
+                too_few.append(f"{kind} {n}")
                 continue
             counts = ", ".join(
                 f"{n} {grade}" for grade in GRADES[:0:-1] if (n := int((grades == grade).sum()))
@@ -227,7 +238,13 @@ class HeadAtlas:
             more = " …" if len(self.heads(kind)) > 4 else ""
             lines.append(f"{kind:{width}} {counts or 'none':33} {best}{more}".rstrip())
         if too_few:
-            lines.append(f"{too_few} kinds have too few instances to judge")
+            more = f" and {len(too_few) - 4} more" if len(too_few) > 4 else ""
+            lines.append(f"too few instances to judge: {', '.join(too_few[:4])}{more}")
+        tested = self.rows["evidence"] == "pattern + causal"
+        if "causal" in self.tables:
+            kinds = self.rows.loc[tested, "kind"].value_counts(sort=False)
+            found = ", ".join(f"{kind} {n}" for kind, n in kinds.items())
+            lines.append(f"pattern + causal: {found or 'no head'}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:

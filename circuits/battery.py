@@ -113,7 +113,7 @@ class Battery:
         Raises:
             InputError: a text that no kind reads, or null draws where no labels are permuted.
         """
-        names = ", ".join(kind.name for kind in kinds)
+        names = ", ".join(kind.name for kind in kinds) or "those named (none is scored on tokens)"
         if self.text is not None and not any("natural" in kind.reads for kind in kinds):
             raise InputError(
                 f"no kind among {names} is scored on natural text, so the text would go unread; "

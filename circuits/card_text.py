@@ -31,7 +31,9 @@ def paragraph(head: HeadId, rows: pd.DataFrame, tables: Mapping[str, pd.DataFram
         row for row in rows.to_dict("records") if row["grade"] in ("weak", "strong")
     ]
     given.sort(key=lambda row: (-GRADES.index(row["grade"]), -row["excess"]))
-    told = [_opening(head, given, rows), *map(_label, given)]
+    causal = tables.get("causal", pd.DataFrame())
+    tested = set(causal["kind"]) if "kind" in causal else set()
+    told = [_opening(head, given, rows), *(_label(row, row["kind"] in tested) for row in given)]
     for name, (columns, tell) in _TELLERS.items():
         if name in tables and set(columns.split()) <= set(tables[name]):  # else of another sort
             told += tell([*tables[name].to_dict("records")])
@@ -47,7 +49,7 @@ def _opening(head: HeadId, given: list[Row], rows: pd.DataFrame) -> str:
     return f"{head} has no label among {len(rows)} kinds{more}."
 
 
-def _label(row: Row) -> str:
+def _label(row: Row, tested: bool) -> str:
     details = row["details"]
     place = _SETS.get(details["prompts"], details["prompts"])
     variant = f" ({details['variant']})" if details.get("variant") else ""
@@ -66,7 +68,7 @@ def _label(row: Row) -> str:
     verdict = f"; the field's threshold says {legacy}" if legacy else ""
     return (
         f"{row['kind']}{variant}: {found} (excess {interval}){verdict}; "
-        f"evidence: {row['evidence']}."
+        f"evidence: {row['evidence']}{'' if tested else ', not tested by removal'}."
     )
 
 
@@ -83,11 +85,17 @@ def _causal(rows: list[Row]) -> list[str]:
         )
         mean = next((row for row in own if row["ablation"] == "mean"), own[0])
         told.append(
-            f"Removing it harms {behaviour}, which {kind} predicts, by {effects}; its layer alone "
-            f"predicts {_signed(mean['layer_effect'])} (p {number(mean['p'])}, "
-            f"q {number(mean['q'])})."
+            f"Harm of its removal to {behaviour}, which {kind} predicts: {effects}; its layer "
+            f"alone predicts {_signed(mean['layer_effect'])} (p {number(mean['p'])}, "
+            f"q {number(mean['q'])}{_uncontrolled(mean)})."
         )
     return told
+
+
+def _uncontrolled(row: Row) -> str:
+    """What a verdict rests on where there are too few other heads for a rate."""
+    few = row.get("controlled") is False
+    return "; few other heads: false discoveries are not controlled" if few else ""
 
 
 def _ov(rows: list[Row]) -> list[str]:

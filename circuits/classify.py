@@ -287,8 +287,7 @@ def _settings(
         "definitions": {kind.name: kind.definition for kind in kinds},
         "legacy_rules": legacy,
         "prompts": {
-            name: len(settled.sums[name].rows) if settled and name in settled.sums else len(found)
-            for name, found in sets.items()
+            name: _count_documents(name, found, settled) for name, found in sets.items()
         },
         **({"settled": settled.settings()} if settled else {}),
         "seq_len": {name: int(documents.ids.shape[1]) for name, documents in sets.items()},
@@ -300,3 +299,10 @@ def _settings(
             "resamples": rule.resamples,
         },
     }  # fmt: skip
+
+
+def _count_documents(name: str, found: Prompts | WordPrompts, settled: Settled | None) -> int:
+    """How many documents of a set were scored; of parsed ones, how many there are to resample."""
+    if isinstance(found, WordPrompts):
+        return found.n_units
+    return len(settled.sums[name].rows) if settled and name in settled.sums else len(found)

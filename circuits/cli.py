@@ -30,6 +30,8 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+_INTERRUPTED = 130
+
 
 def main() -> None:
     """Run the command line; a user error ends in one line and status 2."""
@@ -38,12 +40,15 @@ def main() -> None:
             stream.reconfigure(errors="replace")
     try:
         # without arguments the help is what is meant
-        raise SystemExit(app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0)
+        status = app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0
+        if status == _INTERRUPTED:  # typer takes the interrupt for itself
+            raise KeyboardInterrupt
+        raise SystemExit(status)
     except InputError as error:
         _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        print("headatlas: interrupted; no file was changed.", file=sys.stderr)
-        raise SystemExit(130) from None
+        print("headatlas: interrupted; finished files are kept.", file=sys.stderr)
+        raise SystemExit(_INTERRUPTED) from None
     except BrokenPipeError:  # the reader of our output has gone; files are written by then
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  (closed with the process)
         raise SystemExit(0) from None

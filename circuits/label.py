@@ -176,7 +176,7 @@ def _row(
         "n": int(first.excess.n[head]),
         "grade": grade,
         "legacy": legacy,
-        "evidence": "none" if grade == "none" else "pattern only",
+        "evidence": "pattern only" if grade in ("weak", "strong") else "none",
         "details": details,
     }
 

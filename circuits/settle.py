@@ -85,7 +85,8 @@ def settle(
         between halves = |L_A ∩ L_B| / |L_A ∪ L_B|
         between rounds = |L_r ∩ L_{r−1}| / |L_r ∪ L_{r−1}|
 
-    and 1 where neither side gives a label. Unlabelled pairs, which are most, do not count as
+    and 1 where neither side gives a label; as long as there is none and some head is *ambiguous*,
+    it goes on. Unlabelled pairs, which are most, do not count as
     agreement. It stops when either reaches `agreement`: halves hold half the documents and so
     wider intervals, and near the margin they go on differing when the whole has long settled.
     Nothing is scored twice: each round adds its sums to those before.
@@ -145,7 +146,9 @@ def settle(
         rounds.append(Round(scored, tokens, overlap(one, other), between))
         if progress is not None:
             progress("settle", scored, most)
-        settled = max(rounds[-1].between_halves, between or 0.0) >= agreement
+        agrees = max(rounds[-1].between_halves, between or 0.0) >= agreement
+        # without any label there is nothing to agree on as long as some might still become one
+        settled = agrees and (bool(now) or "ambiguous" not in {*frame["grade"]})
         if settled or scored == most:
             return Settled(sums, frame, tuple(rounds), settled)
         before, wanted = now, min(2 * scored, most)

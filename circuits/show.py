@@ -17,6 +17,7 @@ _ENOUGH = 32  # with fewer documents the bootstrap's intervals are rough
 _COLUMNS: tuple[tuple[str, Any], ...] = (
     ("head", "left"), ("kind", "left"), ("score", "right"), ("expected", "right"),
     ("excess [95 %]", "left"), ("natural", "right"), ("grade", "left"), ("legacy", "left"),
+    ("evidence", "left"),
 )  # fmt: skip
 _LEGEND = (
     "score: mean attention mass per row, on random tokens; natural: on natural text. A positional "
@@ -32,13 +33,14 @@ def show(atlas: HeadAtlas, console: Console | None = None) -> None:
         title=f"Heads of {escape(str(atlas.model['name']))}", title_justify="left",
         box=None, padding=(0, 1, 0, 0), header_style="underline",
     )  # fmt: skip
-    for name, justify in _COLUMNS:
+    shown = _COLUMNS if "causal" in atlas.tables else _COLUMNS[:-1]  # else all are pattern only
+    for name, justify in shown:
         table.add_column(name, justify=justify, no_wrap=True)
     rows = atlas.table(details=True).to_dict("records")
     for kind in atlas.kinds:
         own = [row for row in rows if row["kind"] == kind]
         for row in own[:_PER_KIND]:
-            table.add_row(*_cells(row), style=_STYLE[row["grade"]])
+            table.add_row(*_cells(row)[: len(shown)], style=_STYLE[row["grade"]])
         if len(own) > _PER_KIND:
             table.add_row("…", f"{len(own) - _PER_KIND} more", style="dim")
     console.print(table)
@@ -59,6 +61,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         "–" if math.isnan(row["natural_score"]) else f"{row['natural_score']:.3f}",
         row["grade"],
         {True: "yes", False: "no", None: "–"}[row["legacy"]],
+        row["evidence"],
     )
 
 

@@ -187,6 +187,12 @@ _LOCK = threading.Lock()
 _ACTING: list[Frame] = []
 
 
+def is_edited(model: nn.Module) -> bool:
+    """Whether some block edits the model's attention at this moment."""
+    modules = {id(module) for module in model.modules()}
+    return any(frame.edits and not frame.modules.isdisjoint(modules) for frame in _ACTING)
+
+
 @contextmanager
 def _announced(frame: Frame) -> Iterator[None]:
     if not frame.acts:

@@ -27,6 +27,8 @@ class Parsed:
         name: how messages call the document.
         upos: each word's universal part of speech (`NOUN`, `PRON`, …), `""` where unknown; empty
             where none is known.
+        group: documents of one group are near-copies, and count as one where intervals are made;
+            `""` for a document of its own.
 
     Raises:
         InputError: the parts do not fit together.
@@ -45,6 +47,7 @@ class Parsed:
     clusters: tuple[tuple[Mention, ...], ...] = ()
     name: str = "document"
     upos: tuple[str, ...] = ()
+    group: str = ""
 
     def __post_init__(self) -> None:
         n = len(self.spans)
@@ -161,4 +164,5 @@ def passage(document: Parsed, first: int, stop: int) -> Parsed:
         clusters=tuple(clusters),
         name=document.name,
         upos=document.upos[begin:end],
+        group=document.group,
     )

@@ -148,6 +148,7 @@ def _filled(sentence: str, people: tuple[str, str], answer: int, gender: int) ->
         relations=(_UNKNOWN,) * len(spans),
         clusters=(tuple(sorted((mentions[answered], mentions["pronoun"]))), (mentions[other],)),
         name=f"{people[0]}.{people[1]}.{answer}.{_GENDERS[gender]}",
+        group=people[0],
     )
 
 

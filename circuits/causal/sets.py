@@ -240,7 +240,7 @@ def random_sets(
     Example:
         >>> every = [HeadId("", layer, head) for layer in (0, 1) for head in range(3)]
         >>> random_sets([every[0], every[3]], every, 9, seed=0)[:2]
-        [(L0H1, L1H1), (L0H2, L1H2)]
+        [(L0H1, L1H1), (L0H1, L1H2)]
     """
     own = set(heads)
     layers = sorted({(head.site, head.layer) for head in heads})

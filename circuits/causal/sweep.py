@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
+from ...interp.attach import is_edited
 from ...interp.errors import InputError
 from ...interp.heads import HeadId
 from ...interp.probes import Prompts
@@ -175,6 +176,11 @@ def sweep(
     chosen = choose_heads(trials, heads)
     file = None
     if checkpoint is not None:
+        if is_edited(model):
+            raise InputError(
+                "the model is being edited, which a checkpoint cannot tell; sweep without one, or "
+                "outside the block."
+            )
         settings = fingerprint_sweep(prompts, measures, chosen, kinds, seed)
         file = Checkpoint(Path(checkpoint), fingerprint_model(model), settings)
     values = _sweep(trials, chosen, kinds, file, progress)

@@ -111,8 +111,11 @@ def _load(path: Path, shape: tuple[int, ...], wanted: dict[str, str]) -> tuple[A
 
 
 def fingerprint_model(model: nn.Module) -> str:
-    """SHA-256 of the names, types, shapes and bytes of all weights and buffers kept with them."""
+    """SHA-256 of a model's class and config, and of the names, types and bytes of its weights."""
     digest = hashlib.sha256(type(model).__name__.encode())
+    config = getattr(model, "config", None)
+    if config is not None:  # angles, windows and caps leave no trace in the weights
+        digest.update(config.to_json_string(use_diff=False).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         flat = tensor.detach().cpu().contiguous().flatten()

@@ -98,7 +98,7 @@ def trace_induction(
         >>> import headatlas as ha
         >>> found = trace_induction(*ha.load("tiny"))
         >>> found.chain
-        (L1H1, L2H2)
+        (L1H1, L2H7)
         >>> found.evidence("L1H1")
         'pattern + causal'
 

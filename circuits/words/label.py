@@ -14,7 +14,7 @@ import pandas as pd
 from ..atlas_check import COLUMNS
 from ..bootstrap import Bounds, Sample, halves, simultaneous_bounds
 from ..excess import Excess, excess
-from ..grade import UNLABELLED, Rule
+from ..grade import Rule
 from ..sums import Sums
 from .kind import WordKind
 from .prompts import SET
@@ -243,7 +243,7 @@ class WordTests:
             "n": int(accuracy.n[head]),
             "grade": grade,
             "legacy": None if kind.legacy_margin is None else gain >= kind.legacy_margin,
-            "evidence": "none" if grade in UNLABELLED else "pattern only",
+            "evidence": "pattern only" if grade in ("weak", "strong") else "none",
             "details": {
                 **shared,
                 **{name: None if math.isnan(x) else x for name, x in numbers.items()},

@@ -167,7 +167,8 @@ def word_prompts(
         prepend_bos: True, False, or None for the tokenizer's habit. Without a BOS, the first token
             of a sequence is what a decoder's heads rest on, and links to it are left out.
         causal: whether the model's queries see earlier keys only.
-        units: what each document counts with in the bootstrap; None: each with itself.
+        units: what each document counts with in the bootstrap; None: those of one `group` together,
+            any other with itself.
 
     Raises:
         InputError: no documents, a slow tokenizer, a length that leaves no room, or nothing but
@@ -184,7 +185,7 @@ def word_prompts(
     """
     given = list(documents)
     _check(given, units, seq_len)
-    numbers = _numbered(given if units is None else units, by_value=units is not None)
+    numbers = _numbered(_units(given) if units is None else units)
     around = _around(tokenizer, prepend_bos)
     room = None if seq_len is None else seq_len - sum(map(len, around))
     if room is not None and room < 1:
@@ -215,9 +216,12 @@ def _check(documents: list[Parsed], units: Sequence[Hashable] | None, seq_len: A
         whole_number("seq_len", seq_len, 1)
 
 
-def _numbered(units: Sequence[Any], *, by_value: bool) -> list[int]:
-    if not by_value:
-        return list(range(len(units)))
+def _units(documents: list[Parsed]) -> list[Hashable]:
+    """The group of each document, or its place where it has none."""
+    return [document.group or place for place, document in enumerate(documents)]
+
+
+def _numbered(units: Sequence[Hashable]) -> list[int]:
     known: dict[Hashable, int] = {}
     return [known.setdefault(unit, len(known)) for unit in units]
 
@@ -293,7 +297,7 @@ def _assemble(
         ids=ids,
         mask=mask,
         word_of=words,
-        unit=np.array(_numbered(kept, by_value=True)),
+        unit=np.array(_numbered(kept)),
         bos=bool(before),
         causal=causal,
         left_out=left_out,

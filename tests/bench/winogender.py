@@ -33,9 +33,7 @@ def markdown(arguments: list[str] | None = None) -> str:
     documents = read_winogender(checked_file(parser, options.templates, "templates"))
     torch.set_num_threads(1)
     model, tokenizer = ha.load(options.model)
-    # the six sentences of a template differ in a word or two: they count as one in the bootstrap
-    scenes = [document.name.split(".")[0] for document in documents]
-    prompts = word_prompts(tokenizer, documents, prepend_bos=True, units=scenes)
+    prompts = word_prompts(tokenizer, documents, prepend_bos=True)
     rows = label_words(score_words(model, prompts, "coreference"))
     grades = rows.grade.value_counts()
     return (

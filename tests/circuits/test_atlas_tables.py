@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -24,7 +25,11 @@ EFFECTS = [
 
 @pytest.fixture(scope="module")
 def atlas():
-    return ha.classify(*ha.load("tiny"), kinds="offset,current_token", prompts=16, seq_len=48)
+    """Of `tiny`, with labels for the heads that the effects name."""
+    found = ha.classify(*ha.load("tiny"), kinds="offset,current_token", prompts=16, seq_len=48)
+    rows = found.rows.copy()
+    rows.loc[(rows["layer"] == 1) & rows["head"].isin([2, 3, 4]), "grade"] = "strong"
+    return replace(found, rows=rows)
 
 
 @pytest.mark.parametrize("suffix", [".json", ".parquet"])
@@ -60,8 +65,8 @@ def test_evidence_goes_to_the_label_it_is_about(atlas):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"head": 99}, "L1H99 as offset, which this atlas did not score"),
-        ({"kind": "induction"}, "as induction, which this atlas did not score"),
+        ({"head": 99}, "L1H99 as offset, a label that this atlas"),
+        ({"kind": "induction"}, "as induction, a label that this"),
         ({"head": -1}, "a head is a site of"),
         ({"layer": 1.5}, "a head is a site of"),
         ({"effect": math.inf}, "column effect: a cell is"),
@@ -126,3 +131,17 @@ def test_any_json_value_loads_whole_or_not_at_all(atlas, tmp_path, value, place)
     again = HeadAtlas.load(back.save(tmp_path / "b.json"))
     for name, table in back.tables.items():
         pd.testing.assert_frame_equal(again.tables[name], table)
+
+
+def test_evidence_of_other_kinds_stays(atlas):
+    """Two tests after one another keep both numbers and both verdicts."""
+    other = {**EFFECTS[0], "kind": "current_token", "head": 4}
+    both = atlas.with_evidence(EFFECTS).with_evidence([other])
+    assert set(both.tables["causal"]["kind"]) == {"offset", "current_token"}
+    assert both["L1H2"]["offset"]["evidence"] == "pattern + causal"
+    assert both["L1H4"]["current_token"]["evidence"] == "pattern + causal"
+    again = both.with_evidence([{**EFFECTS[0], "effect": 9.0, "evidence": "pattern only"}])
+    causal = again.tables["causal"]
+    assert causal.loc[causal["kind"] == "offset", "effect"].tolist() == [9.0]
+    assert "pattern + causal: " in repr(both)
+    assert "pattern + causal" not in repr(atlas)

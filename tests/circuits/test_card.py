@@ -40,7 +40,7 @@ def test_the_paragraph_holds_every_number(atlas):
     assert f"{row['score']:.3f} of its weight" in text
     assert f"over {row['n']:,} rows of random tokens, {row['expected']:.3f} expected" in text
     assert "evidence: pattern + causal" in text
-    assert "harms second_copy_loss, which induction predicts, by mean +0.859 [0.708, 1.009]" in text
+    assert "to second_copy_loss, which induction predicts: mean +0.859 [0.708, 1.009]" in text
     assert "OV copying 0.998 where random rotations give 0.002 ± 0.107 (z 9.3)" in text
     assert text.endswith("Its keys read most from L1H0 (z 49), L1H2 (z 27).")
     assert "\n" not in text

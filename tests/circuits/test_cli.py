@@ -214,3 +214,14 @@ def test_help_and_version_work():
         assert {"classify", "plot"} <= {line[0] for line in lines}
     assert "--null-draws" in run("classify", "--help").stdout
     assert run("--version").stdout.startswith("headatlas ")
+
+
+def test_an_interrupt_says_so(monkeypatch, capsys):
+    """typer turns the interrupt into a status of its own."""
+    from headatlas.circuits import cli
+
+    monkeypatch.setattr(cli, "app", lambda *_, **__: 130)
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    assert stop.value.code == 130
+    assert "interrupted; finished files are kept" in capsys.readouterr().err

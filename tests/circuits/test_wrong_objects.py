@@ -50,8 +50,8 @@ REFUSED = {
     "Kind(None, 'x', labels)": "a kind's name is a lower-case identifier; got None",
     "Kind('own', None, labels)": "kind own: definition is a sentence; got None",
     "Kind('own', 'x', None)": "kind own: labels is a function that builds label vectors; got None",
-    "Kind('own', 'x', labels, prompts='natural')": "kind own: prompts are random, natural or cl",
-    "Kind('own', 'x', labels, prompts=None)": "kind own: prompts are random, natural or classic",
+    "Kind('own', 'x', labels, prompts='natural')": "kind own: prompts are random, natural, cl",
+    "Kind('own', 'x', labels, prompts=None)": "kind own: prompts are random, natural, classic,",
     "Kind('own', 'x', labels, candidates=1)": "candidates is True or False; got 1",
     "Kind('own', 'x', labels, legacy=0.4)": "legacy is a Legacy or None; got 0.4",
     "Battery(prepend_bos=0)": "prepend_bos is True, False or None; got 0",
@@ -66,7 +66,7 @@ PASSED = {
     "Battery(prepend_bos=np.False_).prepend_bos": "False",
     "vars(Battery(np.int64(20), np.uint8(32), seed=np.int32(3)))": (
         "{'prompts': 20, 'seq_len': 32, 'text': None, 'prepend_bos': None, 'null_draws': 0, "
-        "'seed': 3}"
+        "'seed': 3, 'treebank': None}"
     ),
 }
 

@@ -95,7 +95,7 @@ def test_other_threads_run_the_whole_model():
     assert is_same(found[0], whole)
 
 
-@pytest.mark.parametrize("function", ["_overridden", "_give_back"])
+@pytest.mark.parametrize("function", ["_override", "_give_back"])
 def test_a_request_to_stop_leaves_the_blocks_as_they_were(function):
     model = gpt2()
     blocks, states, whole = kept(model)
