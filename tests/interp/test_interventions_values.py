@@ -21,6 +21,7 @@ from headatlas.interp.interventions import (
     run,
     zero,
 )
+from headatlas.interp.sites import attention_sites
 from headatlas.interp.tokens import Tokens
 
 from .edits import IDS, assert_same_state, state
@@ -266,6 +267,7 @@ class TestRefusals:
     )  # fmt: skip
     def test_before_anything_runs(self, model, runs, made, message):
         intervention = made(model) if callable(made) else made
+        attention_sites(model)  # a model is surveyed once, by running it
         runs.clear()
         with pytest.raises(InputError, match=message):
             run(model, IDS, intervention)
