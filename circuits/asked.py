@@ -11,7 +11,7 @@ from .battery import Battery
 from .kind import Kind
 from .kinds import choose_kinds, listed
 from .words.kind import WordKind
-from .words.kinds import WORD_KINDS, choose_word_kinds
+from .words.kinds import WORD_KINDS, choose_word_kinds, is_of_words
 from .words.syntax import SYNTACTIC
 
 AnyKind = str | Kind | WordKind
@@ -57,7 +57,7 @@ def ask(kinds: AnyKind | Sequence[AnyKind] | None, battery: Battery) -> Asked:
         ['induction', 'syntactic.obj.to_head', 'syntactic.obj.to_dependent']
     """
     every = None if kinds is None else listed(kinds, _VALUES)
-    of_words = [kind for kind in every or () if _is_of_words(kind)]
+    of_words = [kind for kind in every or () if is_of_words(kind)]
     documents = battery.documents if of_words or battery.treebank is not None else ()
     asked = Asked(
         _on_tokens(every, bool(of_words)),
@@ -75,7 +75,7 @@ def ask(kinds: AnyKind | Sequence[AnyKind] | None, battery: Battery) -> Asked:
 
 
 def _on_tokens(every: list[AnyKind] | None, with_words: bool) -> tuple[Kind, ...]:
-    others = None if every is None else [kind for kind in every if not _is_of_words(kind)]
+    others = None if every is None else [kind for kind in every if not is_of_words(kind)]
     return () if with_words and not others else choose_kinds(others)  # type: ignore[arg-type]
 
 
@@ -85,12 +85,6 @@ def _between_words(
     if every is None:
         return choose_word_kinds(None, documents) if documents else ()
     return choose_word_kinds(of_words, documents) if of_words else ()  # type: ignore[arg-type]
-
-
-def _is_of_words(kind: AnyKind) -> bool:
-    if isinstance(kind, str):
-        return kind in WORD_KINDS or kind.split(".")[0] == SYNTACTIC
-    return isinstance(kind, WordKind)
 
 
 def _is_group(kind: AnyKind) -> bool:

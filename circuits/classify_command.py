@@ -100,7 +100,8 @@ def classify(
             from .causal.effects import causal_effects
 
             effects = causal_effects(
-                loaded, tokenizer, atlas, prepend_bos=bos, text=battery.text, treebank=treebank,
+                loaded, tokenizer, atlas, prepend_bos=bos, text=battery.text,
+                treebank=battery.treebank,
                 seed=seed, checkpoint=checkpoint, progress=report,
             )  # fmt: skip
             atlas = atlas.with_evidence(effects)

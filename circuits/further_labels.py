@@ -10,6 +10,7 @@ from .label_vectors import (
     NO_QUERY,
     Labels,
     UnfitPromptsError,
+    next_token_labels,
     previous_copy,
 )
 
@@ -72,14 +73,7 @@ def ngram_induction_labels(prompts: Prompts) -> tuple[Labels, ...]:
     pairs = (two, two, one)
     if prompts.causal:
         return pairs
-    position = prompts.position
-    exists = scored & (position + 1 < prompts.mask.sum(1)[:, None])
-    own = Labels(
-        np.where(exists, position + 1, NO_QUERY),
-        np.where(prompts.mask, position, NO_KEY),
-        sign=-1,
-    )
-    return (*pairs, own)
+    return (*pairs, next_token_labels(prompts, scored))
 
 
 def semantic_labels(prompts: Prompts) -> tuple[Labels, ...]:

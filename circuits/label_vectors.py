@@ -85,7 +85,7 @@ def first_position_labels(prompts: Prompts, *, rows: slice | None = None) -> Lab
 
 def duplicate_labels(prompts: Prompts) -> Labels:
     """Row i matches every other copy of its token; rows without an earlier copy are not scored."""
-    k = np.where(_content(prompts), prompts.ids, NO_KEY)
+    k = np.where(prompts.content, prompts.ids, NO_KEY)
     q = np.where(previous_copy(prompts) >= 0, prompts.ids, NO_QUERY)
     return Labels(q, k, strict=True)
 
@@ -104,7 +104,7 @@ def induction_labels(prompts: Prompts) -> tuple[Labels, ...]:
     In an encoder the key i + 1 follows the row's own token and would always match: its mass is
     taken off again.
     """
-    content = _content(prompts)
+    content = prompts.content
     before = np.roll(np.where(content, prompts.ids, NO_KEY), 1, axis=1)
     before[:, 0] = NO_KEY
     k = np.where(prompts.mask, before, NO_KEY)
@@ -112,14 +112,18 @@ def induction_labels(prompts: Prompts) -> tuple[Labels, ...]:
     pairs = (Labels(np.where(scored, prompts.ids, NO_QUERY), k),)
     if prompts.causal:
         return pairs
+    return (*pairs, next_token_labels(prompts, scored))
+
+
+def next_token_labels(prompts: Prompts, scored: np.ndarray) -> Labels:
+    """Scored rows match the key right after their own, with sign −1: mass to be taken off."""
     position = prompts.position
     next_exists = scored & (position + 1 < prompts.mask.sum(1)[:, None])
-    after = Labels(
+    return Labels(
         np.where(next_exists, position + 1, NO_QUERY),
         np.where(prompts.mask, position, NO_KEY),
         sign=-1,
     )
-    return (*pairs, after)
 
 
 def delimiter_labels(prompts: Prompts) -> Labels:
@@ -131,7 +135,7 @@ def delimiter_labels(prompts: Prompts) -> Labels:
     scored = prompts.mask & _has_choice(prompts)
     return Labels(
         np.where(scored, 0, NO_QUERY),
-        np.where(prompts.delimiter & _content(prompts), 0, NO_KEY),
+        np.where(prompts.delimiter & prompts.content, 0, NO_KEY),
     )
 
 
@@ -145,7 +149,7 @@ def previous_copy(prompts: Prompts) -> Int[np.ndarray, "document pos"]:
         >>> previous_copy(Prompts("natural", ids, ids > 0, bos=True)).tolist()
         [[-1, -1, -1, 1, 3]]
     """
-    ids, content = prompts.ids, _content(prompts)
+    ids, content = prompts.ids, prompts.content
     found = np.full(ids.shape, -1, dtype=np.int64)
     for row in range(len(ids)):
         columns = np.flatnonzero(content[row])
@@ -153,11 +157,6 @@ def previous_copy(prompts: Prompts) -> Int[np.ndarray, "document pos"]:
         same = ids[row, order[1:]] == ids[row, order[:-1]]
         found[row, order[1:][same]] = order[:-1][same]
     return found
-
-
-def _content(prompts: Prompts) -> np.ndarray:
-    """Real tokens other than a BOS in the first position."""
-    return prompts.mask & (prompts.position >= int(prompts.bos))
 
 
 def _has_choice(prompts: Prompts) -> np.ndarray:

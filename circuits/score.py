@@ -87,7 +87,7 @@ def score(
 
     parts = []
     with attach(model, observers=[observe]) as sites, _few_threads(model):
-        _check_direction(sites, prompts)
+        check_direction(sites, causal=prompts.causal)
         scoring = Scoring(sites, prompts, chosen, draws, sampled, seed)
         _check_rows(scoring)
         for start in range(0, len(prompts), step):
@@ -123,13 +123,18 @@ def one_direction(sites: Sequence[Site]) -> bool:
     return causal.pop()
 
 
-def _check_direction(sites: Sequence[Site], prompts: Prompts) -> None:
-    causal = one_direction(sites)
-    if causal != prompts.causal:
-        sees = "earlier keys only" if causal else "keys on both sides"
+def check_direction(sites: Sequence[Site], *, causal: bool) -> None:
+    """Refuse prompts made for queries that see other keys than the model's do.
+
+    Raises:
+        InputError: as `one_direction`, or the model's direction is not that of the prompts.
+    """
+    own = one_direction(sites)
+    if own != causal:
+        sees = "earlier keys only" if own else "keys on both sides"
         raise InputError(
-            f"the model's queries see {sees}, but the prompts were made with "
-            f"causal={prompts.causal}; make them with causal={causal}."
+            f"the model's queries see {sees}, but the prompts were made with causal={causal}; "
+            f"make them with causal={own}."
         )
 
 

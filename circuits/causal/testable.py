@@ -14,7 +14,7 @@ from ..behaviour import AnyBehaviour, Downstream, behaviour_of
 from ..kind import Kind
 from ..kinds import KINDS, choose_kinds, listed
 from ..words.kind import WordKind
-from ..words.kinds import WORD_KINDS, choose_word_kinds
+from ..words.kinds import WORD_KINDS, choose_word_kinds, is_of_words
 from ..words.syntax import SYNTACTIC
 from .word_documents import WordDocuments, word_behaviour
 
@@ -59,8 +59,8 @@ def chosen_kinds(kinds: Any, atlas: HeadAtlas) -> tuple[SomeKind, ...]:
         asked = [
             kind for one in listed(kinds, (Kind, WordKind)) for kind in _scored_of_group(one, atlas)
         ]
-    between = [kind for kind in asked if _is_of_words(kind)]
-    others = [kind for kind in asked if not _is_of_words(kind)]
+    between = [kind for kind in asked if is_of_words(kind)]
+    others = [kind for kind in asked if not is_of_words(kind)]
     tokens = choose_kinds(others) if others or not between else ()
     words = choose_word_kinds(between, ()) if between else ()
     for kind in (*tokens, *words):
@@ -68,14 +68,8 @@ def chosen_kinds(kinds: Any, atlas: HeadAtlas) -> tuple[SomeKind, ...]:
     return (*tokens, *words)
 
 
-def _is_of_words(kind: Any) -> bool:
-    if isinstance(kind, str):
-        return kind in WORD_KINDS or kind.split(".")[0] == SYNTACTIC
-    return isinstance(kind, WordKind)
-
-
 def _is_known(name: str) -> bool:
-    return name in KINDS or _is_of_words(name)
+    return name in KINDS or is_of_words(name)
 
 
 def _scored_of_group(kind: Any, atlas: HeadAtlas) -> list[Any]:

@@ -30,6 +30,18 @@ def register_words(kind: WordKind) -> WordKind:
     return kind
 
 
+def is_of_words(kind: Any) -> bool:
+    """Whether a kind, or a name of one or several, is of links between words.
+
+    Example:
+        >>> is_of_words("syntactic.obj"), is_of_words("coreference"), is_of_words("induction")
+        (True, True, False)
+    """
+    if isinstance(kind, str):
+        return kind in WORD_KINDS or kind.split(".")[0] == SYNTACTIC
+    return isinstance(kind, WordKind)
+
+
 def choose_word_kinds(
     kinds: str | WordKind | Sequence[str | WordKind] | None, documents: Iterable[Parsed]
 ) -> tuple[WordKind, ...]:

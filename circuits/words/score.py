@@ -14,7 +14,7 @@ from ...interp.forward import run_base
 from ...interp.probes import MIN_PROMPTS
 from ...interp.sites import Site
 from ..arguments import whole_number
-from ..score import one_direction
+from ..score import check_direction
 from .batch import Found, WordBatch
 from .instances import Instances, Pairs, Shuffled, find_instances
 from .kind import WordKind
@@ -99,7 +99,7 @@ def score_words(
         prompts, chosen, empty=mute or ("drop" if kinds is None else "refuse")
     )
     with attach(model) as sites:
-        _check_direction(sites, prompts)
+        check_direction(sites, causal=prompts.causal)
     scoring = _Scoring(sites, prompts, instances, draws, seed)
     done = 0
     for rows in _batches(prompts, size):
@@ -108,16 +108,6 @@ def score_words(
         if progress is not None:
             progress(done)
     return scoring.finished()
-
-
-def _check_direction(sites: Sequence[Site], prompts: WordPrompts) -> None:
-    causal = one_direction(sites)
-    if causal != prompts.causal:
-        sees = "earlier keys only" if causal else "keys on both sides"
-        raise InputError(
-            f"the model's queries see {sees}, but the prompts were made with "
-            f"causal={prompts.causal}; make them with causal={causal}."
-        )
 
 
 def _batches(prompts: WordPrompts, size: int) -> Iterator[np.ndarray]:
