@@ -150,13 +150,13 @@ def _give_back(modules: list[nn.Module], block: object) -> None:
     with _LOCK:
         for module in modules:
             hold = _HELD.get(id(module))
-            if hold is None or block not in hold.by:
+            if hold is None:
                 continue
-            if hold.by == {block}:
+            if hold.by <= {block}:  # none at all where a request to stop came as it was entered
                 module.training = hold.training
                 del _HELD[id(module)]
             else:
-                hold.by.remove(block)
+                hold.by.discard(block)
 
 
 def embedding_weight(model: PreTrainedModel) -> Tensor:

@@ -87,13 +87,13 @@ def _release(owners: Iterable[Any], block: object) -> None:
     with _LOCK:
         for owner in owners:
             hold = _HELD.get(id(owner))
-            if hold is None or block not in hold.by:
+            if hold is None:
                 continue
-            if hold.by == {block}:
+            if hold.by <= {block}:  # none at all where a request to stop came as it was entered
                 hold.restore()
                 del _HELD[id(owner)]
             else:
-                hold.by.remove(block)
+                hold.by.discard(block)
 
 
 def _restorer(owner: Any) -> Callable[[], Any]:

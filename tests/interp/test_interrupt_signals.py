@@ -50,7 +50,8 @@ def interrupted(call, check, spread):
             break
         try:
             signal.setitimer(signal.ITIMER_REAL, 1e-5 + spread * (turn * 0.618 % 1))
-            while time.monotonic() < until:  # a destructor may have swallowed the signal
+            lost = time.monotonic() + 10 * spread + 0.02  # a destructor may have swallowed it
+            while time.monotonic() < lost:
                 call()
         except KeyboardInterrupt:
             came += 1
@@ -95,3 +96,24 @@ class TestSignals:
 
     def clean(self, model):
         assert left_behind(model) == []
+
+
+class StoppedSet(set):
+    """A request to stop that comes just before a block is counted."""
+
+    def add(self, _):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("where", [forward, switch], ids=["eval mode", "attention"])
+def test_a_stop_between_keeping_and_counting(tiny, monkeypatch, where):
+    model = tiny("llama").train()
+    attention_sites(model)
+    before = state(model)
+    monkeypatch.setattr(where, "set", StoppedSet, raising=False)
+    block = forward.undisturbed if where is forward else switch.switched
+    with pytest.raises(KeyboardInterrupt), block(model):
+        pass
+    monkeypatch.undo()
+    assert left_behind(model) == []
+    assert_same_state(before, state(model))
