@@ -9,9 +9,9 @@ from ..interp.errors import InputError
 from ..interp.parsed import Parsed
 from .battery import Battery
 from .kind import Kind
-from .kinds import choose_kinds, listed
+from .kinds import KINDS, choose_kinds, listed
 from .words.kind import WordKind
-from .words.kinds import WORD_KINDS, choose_word_kinds, is_of_words
+from .words.kinds import WORD_KINDS, choose_word_kinds, is_of_words, known_word_kinds
 from .words.syntax import SYNTACTIC
 
 AnyKind = str | Kind | WordKind
@@ -48,8 +48,8 @@ def ask(kinds: AnyKind | Sequence[AnyKind] | None, battery: Battery) -> Asked:
         battery: what they are to be scored on.
 
     Raises:
-        InputError: an unknown name, none at all, two kinds of one name, or a text, treebank or
-            null draws that no kind would use.
+        InputError: an unknown name, a relation that does not stand in the documents, no name at
+            all, two kinds of one name, or a text, treebank or null draws that no kind would use.
 
     Example:
         >>> asked = ask("induction, syntactic.obj", Battery())
@@ -57,6 +57,8 @@ def ask(kinds: AnyKind | Sequence[AnyKind] | None, battery: Battery) -> Asked:
         ['induction', 'syntactic.obj.to_head', 'syntactic.obj.to_dependent']
     """
     every = None if kinds is None else listed(kinds, _VALUES)
+    if every is not None:
+        _check_known(every)
     of_words = [kind for kind in every or () if is_of_words(kind)]
     documents = battery.documents if of_words or battery.treebank is not None else ()
     asked = Asked(
@@ -72,6 +74,20 @@ def ask(kinds: AnyKind | Sequence[AnyKind] | None, battery: Battery) -> Asked:
         )
     battery.check(asked.kinds, words=bool(asked.words))
     return asked
+
+
+def _check_known(every: list[AnyKind]) -> None:
+    """Refuse unknown names here, where kinds of both sorts can be listed."""
+    unknown = [
+        str(kind)
+        for kind in every
+        if not (isinstance(kind, str) and kind in KINDS)
+        and not isinstance(kind, Kind)
+        and not is_of_words(kind)
+    ]
+    if unknown or not every:
+        wrong = f"unknown kind {', '.join(unknown)}" if unknown else "no kind is named"
+        raise InputError(f"{wrong}; known: {', '.join(KINDS)}, {known_word_kinds()}.")
 
 
 def _on_tokens(every: list[AnyKind] | None, with_words: bool) -> tuple[Kind, ...]:

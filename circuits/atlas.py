@@ -55,13 +55,19 @@ class HeadAtlas:
     def heads(self, kind: str, grade: str = "weak") -> list[HeadId]:
         """Heads of a kind with at least the given grade, largest excess first.
 
+        Grades in rising order: *none*, *insufficient*, *ambiguous*, *weak*, *strong*. The order is
+        by excess for all of them, the grade aside: `heads(kind, "insufficient")` mixes all but
+        *none*, and an excess of too few instances may stand first. Heads of equal excess come in
+        order of their address, those without one (no instance at all) last.
+
         Raises:
             InputError: the kind was not scored, or the grade does not exist.
         """
         self._check_kind(kind)
         allowed = _at_least(grade)
         found = _only(self.rows, (self.rows["kind"] == kind) & self.rows["grade"].isin(allowed))
-        found = found.sort_values("excess", ascending=False, kind="stable")
+        found = found.sort_values(_ADDRESS, kind="stable")
+        found = found.sort_values("excess", ascending=False, kind="stable", na_position="last")
         return [_address(row) for _, row in found.iterrows()]
 
     def labels(

@@ -11,8 +11,8 @@ from ..interp.attach import AttentionCall
 from ..interp.errors import InputError
 from ..interp.probes import Prompts
 from ..kernels.api import Mask, Match, Weights
-from .label_vectors import NO_KEY, NO_QUERY, Labels, previous_copy
-from .profile import count_cells, sample_rows, uniform_mass
+from .label_vectors import NO_KEY, NO_QUERY, Labels
+from .profile import Cells, sample_rows, uniform_mass
 from .scoring import Scoring
 from .sums import OFFSETS, Sums
 
@@ -37,7 +37,7 @@ class Batch:
         self._taken: set[str] = set()
         self._uniform: list[tuple[Mask, np.ndarray]] = []
         self._documents = documents
-        self._seen = previous_copy(self.prompts) >= 0
+        self._cells = Cells(self.prompts, scoring.bins)
         self._labels = self._cut_labels(documents)
         plain, self._enters = self._plain_matches()
         null, self._null_starts = self._permuted_matches()
@@ -63,7 +63,7 @@ class Batch:
             matches += [_match(pair, self.device) for pair in labels]
             enters += [pair.sign * np.eye(len(self._labels))[index] for pair in labels]
             if index in self.scoring.on_profile:
-                sums.pairs[:, index] = self._count(labels)
+                sums.pairs[:, index] = self._cells.count(labels)
         return matches, np.array(enters)
 
     def _permuted_matches(self) -> tuple[list[Match], list[int]]:
@@ -73,19 +73,17 @@ class Batch:
         for draw in range(scoring.draws):
             for slot, index in enumerate(scoring.permuted):
                 shuffled = permute_labels(self._labels[index], self.prompts, rngs)
-                self._sums.null_pairs[:, draw, slot] = self._count(shuffled)
+                self._sums.null_rows[:, draw, slot] = self._sums.rows[:, index]
+                self._sums.null_pairs[:, draw, slot] = self._cells.count(shuffled)
                 starts.append(len(matches))
                 matches += [_match(pair, self.device) for pair in shuffled]
         return matches, starts
 
-    def _count(self, labels: tuple[Labels, ...]) -> np.ndarray:
-        return count_cells(labels, self.prompts, self.scoring.bins, self._seen)
-
     def _sample(self) -> Weights:
         """The rows whose weights are written out, and what their pairs are."""
-        prompts, sums, bins = self.prompts, self._sums, self.scoring.bins
+        prompts, sums, n_cells = self.prompts, self._sums, self.scoring.bins.count
         rngs = self.scoring.generators(self._documents, _SAMPLED)
-        rows = sample_rows(prompts, self._seen, self.scoring.sampled_rows, rngs)
+        rows = sample_rows(prompts, self._cells.seen, self.scoring.sampled_rows, rngs)
         place, taken = prompts.position, np.maximum(rows, 0)
         row_place = np.take_along_axis(place, taken, 1)[:, :, None]
         key_place = place[:, None, :]
@@ -97,10 +95,11 @@ class Batch:
         self._offset_of = torch.from_numpy(offsets - OFFSETS[0]).to(self.device)
         self._sampled = torch.from_numpy(rows >= 0).to(self.device)
         if self.scoring.on_profile:
-            seen = np.take_along_axis(self._seen, taken, 1)[:, :, None]
-            cell = np.where(visible, bins.cell(seen, row_place, key_place), bins.count)
+            columns = np.arange(place.shape[1])
+            every = [self._cells.of(d, own[:, None], columns) for d, own in enumerate(taken)]
+            cell = np.where(visible, np.stack(every), n_cells)
             for document, cells in enumerate(cell.reshape(len(cell), -1)):
-                counted = np.bincount(cells, minlength=bins.count + 1)
+                counted = np.bincount(cells, minlength=n_cells + 1)
                 sums.profile_pairs[document] = counted[:-1]
             self._cell = torch.from_numpy(cell).to(self.device)
         return Weights(rows=torch.from_numpy(rows).to(self.device), dtype=torch.float32)

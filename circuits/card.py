@@ -12,7 +12,7 @@ import pandas as pd
 from ..interp.errors import InputError
 from ..interp.heads import HeadId
 from ..interp.probes import PROMPT_SETS
-from .card_text import number, paragraph
+from .card_text import number, paragraph, plain_line
 from .grade import UNLABELLED
 
 _SHOWN = 6  # rows of a further table that a card lists
@@ -56,7 +56,7 @@ class HeadCard:
         lines += map(_card_line, self.rows.to_dict("records"))
         for name, table in self.tables.items():
             first = table.head(_SHOWN).to_dict("records")
-            lines += [f"  {name}: {_plain_line(row)}" for row in first]
+            lines += [f"  {name}: {plain_line(row)}" for row in first]
             if len(table) > _SHOWN:
                 lines.append(f"  {name}: … {len(table) - _SHOWN} more rows")
         return "\n".join(lines)
@@ -79,12 +79,6 @@ def _card_line(row: dict[str, Any]) -> str:
         line += f"; {companion} {number(value)}"
     legacy = {True: "yes", False: "no", None: "–"}[row["legacy"]]
     return f"{line}; grade {row['grade']}; legacy {legacy}; evidence {row['evidence']}"
-
-
-def _plain_line(row: dict[str, Any]) -> str:
-    """A row of a further table: its columns but the address, in words."""
-    shown = {name: value for name, value in row.items() if name not in ("site", "layer", "head")}
-    return ", ".join(f"{name} {number(value)}" for name, value in shown.items())
 
 
 def _excess(numbers: dict[str, Any]) -> str:

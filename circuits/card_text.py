@@ -15,7 +15,7 @@ Row = Mapping[str, Any]
 
 _SETS = {"random": "random tokens", "natural": "natural text", "treebank": "parsed text"}
 _READS = {"Q": "queries", "K": "keys", "V": "values"}
-_TOLD, _NOTABLE = 3, 3.0  # how many sources are told, and from which z on
+_TOLD, _NOTABLE = 3, 3.0  # how many sources or rows are told; from which z on a source is
 
 
 def paragraph(head: HeadId, rows: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> str:
@@ -25,7 +25,8 @@ def paragraph(head: HeadId, rows: pd.DataFrame, tables: Mapping[str, pd.DataFram
         head: its address.
         rows: its rows of the atlas, one per kind.
         tables: its rows of the atlas's further tables, by name; `causal`, `ov`, `composition`,
-            `retrieval`, `in_context` and `stability` are told.
+            `retrieval`, `in_context` and `stability` are told in words, of others (or of tables of
+            these names with other columns) the first rows, column by column.
     """
     given: list[Row] = [
         row for row in rows.to_dict("records") if row["grade"] in ("weak", "strong")
@@ -34,10 +35,34 @@ def paragraph(head: HeadId, rows: pd.DataFrame, tables: Mapping[str, pd.DataFram
     causal = tables.get("causal", pd.DataFrame())
     tested = set(causal["kind"]) if "kind" in causal else set()
     told = [_opening(head, given, rows), *(_label(row, row["kind"] in tested) for row in given)]
-    for name, (columns, tell) in _TELLERS.items():
-        if name in tables and set(columns.split()) <= set(tables[name]):  # else of another sort
-            told += tell([*tables[name].to_dict("records")])
+    known = [name for name, table in tables.items() if _is_known(name, table)]
+    for name, (_, tell) in _TELLERS.items():
+        told += tell([*tables[name].to_dict("records")]) if name in known else []
+    told += [_other(name, table) for name, table in tables.items() if name not in known]
     return " ".join(filter(None, told))
+
+
+def _is_known(name: str, table: pd.DataFrame) -> bool:
+    """Whether a table has the columns that sentences of its name need; else it is a user's own."""
+    return name in _TELLERS and set(_TELLERS[name][0].split()) <= set(table)
+
+
+def _other(name: str, table: pd.DataFrame) -> str:
+    """The first rows of a user's table; nothing where it has no column but the address."""
+    lines = [line for row in table.head(_TOLD).to_dict("records") if (line := plain_line(row))]
+    more = f"; and {len(table) - _TOLD} more rows" if len(table) > _TOLD else ""
+    return f"{name}: {'; '.join(lines)}{more}." if lines else ""
+
+
+def plain_line(row: Row) -> str:
+    """A row of a further table: its columns but the address, in words.
+
+    Example:
+        >>> plain_line({"site": "", "layer": 0, "head": 1, "x": 2.0, "of": "me"})
+        'x 2.000, of me'
+    """
+    shown = {name: value for name, value in row.items() if name not in ("site", "layer", "head")}
+    return ", ".join(f"{name} {number(value)}" for name, value in shown.items())
 
 
 def _opening(head: HeadId, given: list[Row], rows: pd.DataFrame) -> str:

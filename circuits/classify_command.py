@@ -19,6 +19,12 @@ from .console import (
     progress_bars,
 )
 
+_REMOVAL = (
+    "Removal reads documents of its own, 24 of 32 tokens (of a treebank at most 96 sentences), "
+    "whatever --prompts and --seq-len say: every head and way of removal takes a pass over them. "
+    "The function causal_effects takes other sizes."
+)
+
 
 class Evidence(StrEnum):
     """How far a label is tested."""
@@ -35,11 +41,16 @@ def classify(
     ] = None,
     seq_len: Annotated[
         int | None,
-        typer.Option(help="Tokens per document (16 or more); 256 if unsaid."),
+        typer.Option(
+            help="Tokens per document (16 or more); 256 if unsaid. Labels alone: see --evidence."
+        ),
     ] = None,
     prompts: Annotated[
         str,
-        typer.Option(help="Documents per prompt set, at least 16; or auto: until labels settle."),
+        typer.Option(
+            help="Documents per prompt set, at least 16; or auto: until labels settle. Labels "
+            "alone: see --evidence."
+        ),
     ] = "64",
     text: TextOption = None,
     treebank: Annotated[
@@ -55,7 +66,9 @@ def classify(
     ] = 0,
     evidence: Annotated[
         Evidence,
-        typer.Option(help="causal: also remove every head in turn and see what that harms."),
+        typer.Option(
+            help=f"causal: also remove every head in turn and see what that harms. {_REMOVAL}"
+        ),
     ] = Evidence.PATTERN,
     checkpoint: Annotated[
         Path | None,

@@ -74,10 +74,8 @@ def permuted_excess(
     sums: Sums, draw: int, slot: int, half: Bool[np.ndarray, " document"]
 ) -> Excess:
     """Excess over the profile of one draw of permuted labels."""
-    rows = sums.rows[:, sums.permuted[slot]]
-    return _over_profile(
-        sums, sums.null_mass[:, :, draw, slot], sums.null_pairs[:, draw, slot], rows, half
-    )
+    mass, pairs = sums.null_mass[:, :, draw, slot], sums.null_pairs[:, draw, slot]
+    return _over_profile(sums, mass, pairs, sums.null_rows[:, draw, slot], half)
 
 
 def best_excess(

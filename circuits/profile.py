@@ -1,10 +1,13 @@
 """A head's habits of position, and what they alone would put on a set of label pairs.
 
-The profile is the mean weight of a head on a (query, key) pair, by three things that say nothing
-about content except whether the query's token is new: whether the query's token occurred before,
-how far into the document the query stands, and how far back the key stands (the first position
-apart, since sinks rest there). Applied to the pairs that a label matches, it gives the mass
-expected of a head that looks at positions only.
+The profile is the mean weight of a head on a (query, key) pair, by things that say nothing about
+content except whether tokens are new: whether the query's token occurred before, whether the key's
+token stands elsewhere too among the keys that the query sees, how far into the document the query
+stands, and how far back the key stands (the first position apart, since sinks rest there). Applied
+to the pairs that a label matches, it gives the mass expected of a head that has such habits only.
+
+The key's copies matter because they share weight: whatever draws a head to one copy draws it to all
+of them, and the softmax gives each less than it would get alone.
 """
 
 from __future__ import annotations
@@ -17,14 +20,17 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from ..interp.probes import Prompts
-from .label_vectors import Labels
+from .label_vectors import Labels, previous_copy
 
 _PAIRS_AT_ONCE = 2_000_000
 
 
 @dataclass(frozen=True)
 class Bins:
-    """Cells of (query's token seen before?, query position, key offset) on which weights average.
+    """Cells of (sort of query, sort of key, query position, key offset) on which weights average.
+
+    Between tokens a query's sort is whether its token occurred before, a key's whether another copy
+    of its token can be seen; between words both are whether the word has several tokens.
 
     Query positions fall in octaves (0–7, 8–15, 16–31, …), offsets in half octaves
     (0, 1, 2, 3, 4–5, 6–7, 8–11, …), keys ahead of the query in cells of their own, and the
@@ -37,7 +43,7 @@ class Bins:
     Example:
         >>> bins = Bins(64, causal=True)
         >>> seen, row, key = np.array([0, 0, 1]), np.array([9, 9, 9]), np.array([0, 8, 8])
-        >>> cells = bins.cell(seen, row, key)
+        >>> cells = bins.cell(seen, np.array(0), row, key)
         >>> len(set(cells.tolist())), int(cells.max()) < bins.count
         (3, True)
     """
@@ -65,20 +71,18 @@ class Bins:
     @property
     def count(self) -> int:
         """Number of cells."""
-        return 2 * self._row_bins * self._offset_bins
+        return 4 * self._row_bins * self._offset_bins
 
-    def cell(self, seen: np.ndarray, row: np.ndarray, key: np.ndarray) -> np.ndarray:
+    def cell(
+        self, query_sort: np.ndarray, key_sort: np.ndarray, row: np.ndarray, key: np.ndarray
+    ) -> np.ndarray:
         """Cell of each pair; the arrays broadcast. `row` and `key` are document positions."""
-        return self.base(seen, row) + self.offset(row, key)
+        sort = 2 * np.asarray(key_sort, np.int64) + query_sort
+        return (sort * self._row_bins + self._row_bin(row)) * self._offset_bins + self._offset(
+            row, key
+        )
 
-    def base(self, seen: np.ndarray, row: np.ndarray) -> np.ndarray:
-        """The part of a cell's number that depends on the query alone."""
-        return (
-            np.asarray(seen, np.int64) * self._row_bins + self._row_bin(row)
-        ) * self._offset_bins
-
-    def offset(self, row: np.ndarray, key: np.ndarray) -> np.ndarray:
-        """The part of a cell's number that depends on where the key stands."""
+    def _offset(self, row: np.ndarray, key: np.ndarray) -> np.ndarray:
         distance = row - key
         cell = np.searchsorted(self._edges, np.abs(distance), side="right")
         if not self.causal:
@@ -156,20 +160,38 @@ def matching_pairs(
         start = stop
 
 
-def count_cells(
-    labels: tuple[Labels, ...], prompts: Prompts, bins: Bins, seen: np.ndarray
-) -> Float[np.ndarray, "document cell"]:
-    """How many matched pairs fall in each cell; pairs of negative sign count as −1."""
-    position = prompts.position
-    counts = np.zeros((len(prompts), bins.count))
-    for document in range(len(prompts)):
-        place = position[document]
-        base = bins.base(seen[document], place)
-        for pair in labels:
-            for rows, columns in matching_pairs(pair, document, causal=prompts.causal):
-                cells = base[rows] + bins.offset(place[rows], place[columns])
-                counts[document] += pair.sign * np.bincount(cells, minlength=bins.count)
-    return counts
+class Cells:
+    """The cells of some documents' token pairs.
+
+    Args:
+        prompts: the documents.
+        bins: what tells cells apart; that of a set may be wider than these documents need.
+    """
+
+    def __init__(self, prompts: Prompts, bins: Bins) -> None:
+        self.bins, self._causal, self._place = bins, prompts.causal, prompts.position
+        previous = previous_copy(prompts)
+        self.seen = previous >= 0
+        self._next = np.full(previous.shape, previous.shape[1])  # past the end: no later copy
+        document, column = np.nonzero(self.seen)
+        self._next[document, previous[document, column]] = column
+
+    def of(self, document: int, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+        """Cell of each pair of one document; the arrays broadcast."""
+        seen, later, place = self.seen[document], self._next[document], self._place[document]
+        last = rows if self._causal else len(later) - 1
+        copied = seen[columns] | (later[columns] <= last)
+        return self.bins.cell(seen[rows], copied, place[rows], place[columns])
+
+    def count(self, labels: tuple[Labels, ...]) -> Float[np.ndarray, "document cell"]:
+        """How many matched pairs fall in each cell; pairs of negative sign count as −1."""
+        counts = np.zeros((len(self.seen), self.bins.count))
+        for document, own in enumerate(counts):
+            for pair in labels:
+                for rows, columns in matching_pairs(pair, document, causal=self._causal):
+                    cells = self.of(document, rows, columns)
+                    own += pair.sign * np.bincount(cells, minlength=self.bins.count)
+        return counts
 
 
 def uniform_mass(

@@ -122,6 +122,7 @@ class Scoring:
             profile_pairs=zeros(cells),
             largest=zeros(heads, len(OFFSETS)),
             largest_rows=zeros(len(OFFSETS)),
+            null_rows=zeros(self.draws, permuted, dtype=np.int64),
             null_mass=zeros(heads, self.draws, permuted, dtype=np.float64),
             null_pairs=zeros(self.draws, permuted, cells),
             permuted=self.permuted,

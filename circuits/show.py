@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .atlas import HeadAtlas
+from .words.label import WordRule
 
 _STYLE = {"strong": "bold green", "weak": "green"}
 _PER_KIND = 8
@@ -22,8 +23,13 @@ _COLUMNS: tuple[tuple[str, Any], ...] = (
 _LEGEND = (
     "score: mean attention mass per row, on random tokens; natural: on natural text. A positional "
     "kind's grade is the lower of the two, delimiter is measured on natural text alone. expected: "
-    "the score by chance. [95 %]: simultaneous over all rows. legacy: the field's threshold."
+    "the score by chance."
 )
+_WORD_LEGEND = (
+    "score: share of words whose strongest word is the linked one; expected: that of the best "
+    "baseline. The weight on linked words must also exceed what the head's habits of place give."
+)
+_BETWEEN = "Kinds between words: "
 
 
 def show(atlas: HeadAtlas, console: Console | None = None) -> None:
@@ -44,10 +50,37 @@ def show(atlas: HeadAtlas, console: Console | None = None) -> None:
         if len(own) > _PER_KIND:
             table.add_row("…", f"{len(own) - _PER_KIND} more", style="dim")
     console.print(table)
-    console.print(_LEGEND, style="dim", highlight=False)
+    console.print(_legend(atlas), style="dim", highlight=False)
     console.print()
     console.print(escape(atlas.summary()), highlight=False)
     console.print(escape(_provenance(atlas)), style="dim", highlight=False)
+
+
+def _legend(atlas: HeadAtlas) -> str:
+    """What the columns mean for the kinds that were scored, and what the grades ask for."""
+    sets = dict(zip(atlas.rows["kind"], atlas.rows["details"], strict=True))
+    between = [details.get("prompts") == "treebank" for details in sets.values()]
+    told = []
+    if not all(between) or not between:
+        told.append(_LEGEND + _margins(atlas.settings.get("rule")))
+    if any(between):
+        rule = WordRule()  # `classify` lets no one choose these margins
+        grades = _grades(f"{100 * rule.strong:g} points", f"{100 * rule.margin:g}")
+        told.append((_BETWEEN if told else "") + _WORD_LEGEND + grades)
+    told.append("[95 %]: simultaneous over all rows. legacy: the field's threshold.")
+    return "\n".join(told)
+
+
+def _margins(rule: Any) -> str:
+    """The margins of an atlas's rule; nothing where its settings, read from a file, lack them."""
+    given = [rule.get(name) for name in ("strong", "margin")] if isinstance(rule, dict) else [None]
+    if not all(isinstance(number, float | int) and 0 <= number <= 1 for number in given):
+        return ""
+    return _grades(*(f"{number:.2f}".removeprefix("0") for number in given))
+
+
+def _grades(strong: str, margin: str) -> str:
+    return f" strong: the whole interval of the excess at or above {strong}; weak: above {margin}."
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ OFFSETS = tuple(range(-8, 9))
 
 _PER_DOCUMENT = (
     "rows", "mass", "uniform", "pairs", "profile", "profile_pairs", "largest", "largest_rows",
-    "null_mass", "null_pairs",
+    "null_rows", "null_mass", "null_pairs",
 )  # fmt: skip
 
 
@@ -52,6 +52,7 @@ class Sums:
         largest: sampled rows whose largest weight is at each of `OFFSETS`,
             [document, head, offset].
         largest_rows: sampled rows at which each offset exists, [document, offset].
+        null_rows: `rows` for permuted labels, [document, draw, permuted statistic].
         null_mass: `mass` for permuted labels, [document, head, draw, permuted statistic].
         null_pairs: `pairs` for permuted labels, [document, draw, permuted statistic, cell].
         permuted: indices into `statistics` of those that were permuted.
@@ -69,6 +70,7 @@ class Sums:
     profile_pairs: Float[np.ndarray, "document cell"]
     largest: Float[np.ndarray, "document head offset"]
     largest_rows: Float[np.ndarray, "document offset"]
+    null_rows: Int[np.ndarray, "document draw permuted"]
     null_mass: Float[np.ndarray, "document head draw permuted"]
     null_pairs: Float[np.ndarray, "document draw permuted cell"]
     permuted: tuple[int, ...]

@@ -16,6 +16,7 @@ _HOMES = {
     "HeadAtlas": "circuits.atlas",
     "classify": "circuits.classify",
     "score": "circuits.score",
+    "Rule": "circuits.grade",
     "KINDS": "circuits.kinds",
     "Kind": "circuits.kind",
     "Labels": "circuits.label_vectors",
@@ -23,6 +24,7 @@ _HOMES = {
     "Behaviour": "circuits.behaviour",
     "Downstream": "circuits.behaviour",
     "causal_effects": "circuits.causal.effects",
+    "CausalRule": "circuits.causal.evidence",
     "sweep": "circuits.causal.sweep",
     "set_effect": "circuits.causal.sets",
     "pairwise_ablation": "circuits.causal.sets",
@@ -56,12 +58,15 @@ _HOMES = {
     "KvHeadId": "interp.heads",
     "capture": "interp.capture",
     "load_cache": "interp.capture",
+    "Mention": "interp.grammar.values",
     "Parsed": "interp.parsed",
+    "by_sentence": "interp.parsed",
     "read_conllu": "interp.conllu",
     "read_mentions": "interp.mentions",
     "read_winogender": "interp.winogender",
     "parse_text": "interp.spacy_text",
     "plot_pattern": "interp.plots",
+    "InputError": "interp.errors",
     "attention_probe": "kernels.api",
     "Match": "kernels.api",
     "Weights": "kernels.api",
@@ -76,12 +81,14 @@ if TYPE_CHECKING:
     from .circuits.behaviour import Behaviour as Behaviour
     from .circuits.behaviour import Downstream as Downstream
     from .circuits.causal.effects import causal_effects as causal_effects
+    from .circuits.causal.evidence import CausalRule as CausalRule
     from .circuits.causal.sets import pairwise_ablation as pairwise_ablation
     from .circuits.causal.sets import set_effect as set_effect
     from .circuits.causal.sweep import sweep as sweep
     from .circuits.causal.trace import trace_induction as trace_induction
     from .circuits.classify import classify as classify
     from .circuits.cost.report import cost as cost
+    from .circuits.grade import Rule as Rule
     from .circuits.in_context import in_context_scores as in_context_scores
     from .circuits.kind import Kind as Kind
     from .circuits.kinds import KINDS as KINDS
@@ -104,6 +111,8 @@ if TYPE_CHECKING:
     from .interp.capture import capture as capture
     from .interp.capture import load_cache as load_cache
     from .interp.conllu import read_conllu as read_conllu
+    from .interp.errors import InputError as InputError
+    from .interp.grammar.values import Mention as Mention
     from .interp.heads import HeadId as HeadId
     from .interp.heads import KvHeadId as KvHeadId
     from .interp.intervene import intervene as intervene
@@ -114,6 +123,7 @@ if TYPE_CHECKING:
     from .interp.load import load as load
     from .interp.mentions import read_mentions as read_mentions
     from .interp.parsed import Parsed as Parsed
+    from .interp.parsed import by_sentence as by_sentence
     from .interp.plots import plot_pattern as plot_pattern
     from .interp.sites import attention_sites as attention_sites
     from .interp.spacy_text import parse_text as parse_text

@@ -10,9 +10,10 @@ from pathlib import Path
 from .entities import Entities
 from .errors import InputError
 from .files import read_text
-from .parsed import Parsed
+from .parsed import Parsed, find_circle
 
 _COLUMNS = 10
+_SHOWN = 8  # words of a circle in a message
 _ID = re.compile(r"[1-9][0-9]{0,5}", re.ASCII)
 _RANGE = re.compile(r"([1-9][0-9]{0,5})-([1-9][0-9]{0,5})", re.ASCII)
 _EMPTY_NODE = re.compile(r"[0-9]{1,6}\.[1-9][0-9]{0,5}", re.ASCII)
@@ -29,6 +30,10 @@ def read_conllu(path: str | Path) -> list[Parsed]:
     and enhanced dependencies are left out. Coreference is read from `Entity=` (the notation of
     CorefUD and GUM); discontinuous mentions count with their first part.
 
+    What the format demands is demanded: each sentence is one tree with one root, ranges stand
+    before their first word and do not overlap, and comments stand before the words of a sentence.
+    Labels, features and the order of empty nodes are not checked.
+
     Args:
         path: the file, UTF-8.
 
@@ -36,7 +41,8 @@ def read_conllu(path: str | Path) -> list[Parsed]:
         One `Parsed` per document.
 
     Raises:
-        InputError: no such file, or a line that is not CoNLL-U; the message names the line.
+        InputError: no such file, a line that is not CoNLL-U, or a sentence that is no tree; the
+            message names the line.
 
     Example:
         >>> import tempfile
@@ -109,10 +115,15 @@ class _Row:
 
 
 def _documents(lines: list[str], name: str) -> Iterator[Parsed]:
-    draft, rows, layout = _Draft(name), [], ""
+    draft, rows, layout, inside = _Draft(name), [], "", False
     for number, line in enumerate([*lines, ""], 1):
         where = f"{name}, line {number}"
         if line.startswith("#"):
+            if inside:
+                raise InputError(
+                    f"{where}: the comment {line[:40]!r} stands inside a sentence; comments come "
+                    "before its words, and an empty line ends it."
+                )
             if line.startswith("# newdoc"):
                 if draft.spans:
                     yield draft.finish()
@@ -123,7 +134,7 @@ def _documents(lines: list[str], name: str) -> Iterator[Parsed]:
             elif line.startswith("# global.Entity"):
                 layout = line.partition("=")[2].strip()
                 draft.entities.layout(layout)
-        elif line.strip():
+        elif inside := bool(line.strip()):
             row = _row(line, number, where)
             if row is not None:
                 rows.append(row)
@@ -169,18 +180,10 @@ def _row(line: str, number: int, where: str) -> _Row | None:
 
 def _add_sentence(draft: _Draft, rows: list[_Row], name: str) -> None:
     words = [row for row in rows if not row.is_range]
-    for expected, row in enumerate(words, 1):
-        if row.first != expected:
-            raise InputError(
-                f"{name}, line {row.line}: word {row.first} stands where word {expected} should."
-            )
-        if row.head > len(words):
-            raise InputError(
-                f"{name}, line {row.line}: word {row.first} has the head {row.head} in a sentence "
-                f"of {len(words)} words."
-            )
+    _check_numbers(rows, len(words), name)
+    _check_tree(words, name)
     first = len(draft.spans)
-    spans = _place(draft, rows, len(words), name)
+    spans = _place(draft, rows, len(words))
     draft.spans += spans
     draft.sentences += [draft.n_sentences] * len(words)
     draft.heads += [first + row.head - 1 if row.head else -1 for row in words]
@@ -193,7 +196,58 @@ def _add_sentence(draft: _Draft, rows: list[_Row], name: str) -> None:
     draft.gap = " "  # sentences never run together
 
 
-def _place(draft: _Draft, rows: list[_Row], n_words: int, name: str) -> list[tuple[int, int]]:
+def _check_numbers(rows: list[_Row], n_words: int, name: str) -> None:
+    """Words are numbered from 1; ranges stand before their first word and do not overlap."""
+    expected, covered = 1, 0
+    for row in rows:
+        where = f"{name}, line {row.line}"
+        if row.first != expected:
+            which = f"range {row.first}-{row.last}" if row.is_range else f"word {row.first}"
+            raise InputError(
+                f"{where}: {which} stands where word {expected} should; words are numbered from 1, "
+                "and a range comes before its first word."
+            )
+        if not row.is_range:
+            expected += 1
+            continue
+        if row.last > n_words:
+            raise InputError(
+                f"{where}: the range {row.first}-{row.last} goes beyond the {n_words} words of its "
+                "sentence."
+            )
+        if row.first <= covered:
+            raise InputError(
+                f"{where}: the range {row.first}-{row.last} overlaps one before it, which ends at "
+                f"word {covered}."
+            )
+        covered = row.last
+
+
+def _check_tree(words: list[_Row], name: str) -> None:
+    """One word is the root, and every other hangs on it, if through others."""
+    roots = [row for row in words if not row.head]
+    for row in words:
+        if row.head > len(words):
+            raise InputError(
+                f"{name}, line {row.line}: word {row.first} has the head {row.head} in a sentence "
+                f"of {len(words)} words."
+            )
+    if len(roots) > 1:
+        raise InputError(
+            f"{name}, line {roots[1].line}: word {roots[1].first} is a second root beside word "
+            f"{roots[0].first}; a sentence has one word with the head 0."
+        )
+    circle = find_circle([row.head - 1 for row in words])
+    if circle:
+        numbers = [str(place + 1) for place in circle]
+        path = [*numbers[:_SHOWN], *["…"][: len(numbers) > _SHOWN], numbers[0]]
+        raise InputError(
+            f"{name}, line {words[circle[0]].line}: the heads from word {numbers[0]} on lead back "
+            f"to it ({' → '.join(path)}); heads must form a tree."
+        )
+
+
+def _place(draft: _Draft, rows: list[_Row], n_words: int) -> list[tuple[int, int]]:
     """Write the sentence into the draft's text; the span of each of its words."""
     spans: list[tuple[int, int]] = []
     by_number = {row.first: row for row in rows if not row.is_range}
@@ -207,11 +261,6 @@ def _place(draft: _Draft, rows: list[_Row], n_words: int, name: str) -> list[tup
             spans.append((start, start + len(row.form)))
             number += 1
             continue
-        if token.last > n_words:
-            raise InputError(
-                f"{name}, line {token.line}: the range {token.first}-{token.last} goes beyond the "
-                f"{n_words} words of its sentence."
-            )
         start = draft.write(token.form, space=token.space)
         forms = [by_number[n].form for n in range(token.first, token.last + 1)]
         spans += _within(start, token.form, forms)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,23 +46,20 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         'head,score'
     """
     target = check_target(Path(path))
+    # the name comes before the file, so that the file never stands outside the `try`; 64 random
+    # bits are nobody else's
+    name = f".{target.stem[:32]}-{secrets.token_hex(8)}{target.suffix}"
+    temporary, in_block = target.with_name(name), False
     try:
-        handle, name = tempfile.mkstemp(
-            prefix=f".{target.stem[:32]}-", suffix=target.suffix, dir=target.parent
-        )
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    os.close(handle)
-    temporary = Path(name)
-    written = False
-    try:
+        temporary.touch(mode=0o600, exist_ok=False)
+        in_block = True
         yield temporary
-        written = True
+        in_block = False
         to_disk(temporary)
         _adopt_mode(temporary, target)
         temporary.replace(target)
     except OSError as error:
-        if written or error.errno in _DISK_ERRORS:
+        if not in_block or error.errno in _DISK_ERRORS:
             raise _cannot_write(path, error) from error
         raise  # the block's own, such as an input that is missing
     finally:
@@ -182,7 +179,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _adopt_mode(temporary: Path, target: Path) -> None:
-    """mkstemp makes private files; give the result the permissions an ordinary `open` would."""
+    """The file is private so far; give it the permissions an ordinary `open` would."""
     if target.exists():
         mode = target.stat().st_mode & 0o777
     else:

@@ -19,7 +19,7 @@ from .hook_names import is_rotary, read_target
 from .inputs import Inputs
 from .intervention_values import check_values
 from .named_heads import Named, locate
-from .references import Reference, fit_keys
+from .reference import Reference, fit_keys
 from .sites import Site, attention_sites
 
 _SHOWN = 4  # of a list of heads or positions in a repr; of more only the first ones

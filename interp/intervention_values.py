@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .errors import InputError, shown
-from .references import Reference
+from .reference import Reference
 
 SETS = ("patch", "mean", "resample", "freeze")  # these put in the values of another run
 ACTIONS = ("zero", "gate", "add", *SETS)

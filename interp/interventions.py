@@ -32,7 +32,8 @@ from .intervention import Intervention, as_heads, as_positions
 from .intervention_layers import LAYERS_TAKE, holds_layers
 from .intervention_values import as_factor
 from .plain_numbers import as_seed
-from .references import Reference, from_cache, from_run, mean_of
+from .reference import Reference
+from .reference_sources import from_cache, from_run, mean_of
 
 __all__ = [
     "Intervention",

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
+from operator import sub
+from typing import Any
 
-from .errors import InputError
+from .errors import InputError, shown
 from .grammar import Document, Mention
+
+_TEXTS = ("name", "text", "group")
+_ELEMENTS: dict[str, type] = {
+    "spans": tuple, "sentences": int, "heads": int, "relations": str, "upos": str,
+    "clusters": tuple,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -16,10 +27,12 @@ class Parsed:
 
     Args:
         text: the document as a model reads it.
-        spans: half-open character span of each word in `text`; words that cannot be told apart
-            in it (Spanish `del` = `de` + `el`) share the span of the whole.
-        sentences: index of each word's sentence, in order.
-        heads: index of each word's head among the document's words; −1 for a root.
+        spans: half-open character span of each word in `text`, in order of their starts; words
+            that cannot be told apart in it (Spanish `del` = `de` + `el`) share the span of the
+            whole.
+        sentences: index of each word's sentence, in order from 0.
+        heads: index of each word's head among the words of its sentence, counted through the
+            document; −1 for a root, of which a sentence may have several. Heads form no circle.
         relations: each word's relation to its head (`nsubj`, `obj`, `acl:relcl`, …).
         clusters: mentions of one person or thing each, in text order; the words of a `Mention`
             count within its sentence. One that is mentioned once refers to nothing, but others may
@@ -31,7 +44,7 @@ class Parsed:
             `""` for a document of its own.
 
     Raises:
-        InputError: the parts do not fit together.
+        InputError: a part is of another type, or the parts do not fit together.
 
     Example:
         >>> Parsed("It fell.", ((0, 2), (3, 7), (7, 8)), (0, 0, 0), (1, -1, 1),
@@ -50,6 +63,7 @@ class Parsed:
     group: str = ""
 
     def __post_init__(self) -> None:
+        _check_types(self)
         n = len(self.spans)
         lengths = {len(self.sentences), len(self.heads), len(self.relations), n}
         if len(lengths) > 1 or not n:
@@ -59,18 +73,14 @@ class Parsed:
                 f"{len(self.relations)}."
             )
         if self.upos and len(self.upos) != n:
-            raise InputError(f"{self.name}: {len(self.upos)} parts of speech for {n} words.")
-        for word, (start, end) in enumerate(self.spans):
-            if not 0 <= start < end <= len(self.text):
-                raise InputError(
-                    f"{self.name}: word {word} has the span {start}..{end} in a text of "
-                    f"{len(self.text)} characters."
-                )
-            head = self.heads[word]
-            if not -1 <= head < n or head == word:
-                raise InputError(f"{self.name}: word {word} cannot have the head {head}.")
-            if head >= 0 and self.sentences[head] != self.sentences[word]:
-                raise InputError(f"{self.name}: word {word} has its head in another sentence.")
+            raise InputError(
+                f"{self.name}: {len(self.upos)} parts of speech for {n} words; give one per word, "
+                "or none."
+            )
+        _check_spans(self)
+        _check_sentences(self)
+        _check_heads(self)
+        _check_clusters(self)
 
     def word(self, index: int) -> str:
         """How the text spells a word."""
@@ -144,10 +154,10 @@ def passage(document: Parsed, first: int, stop: int) -> Parsed:
         >>> set(passage(whole, 1, 3).sentences)
         {0, 1}
     """
-    words = [w for w, s in enumerate(document.sentences) if first <= s < stop]
-    if not words:
+    begin, end = (bisect_left(document.sentences, edge) for edge in (first, stop))
+    if begin >= end:
         raise InputError(f"{document.name} has no sentence {first} to {stop - 1}.")
-    begin, end = words[0], words[-1] + 1
+    first = document.sentences[begin]
     start = document.spans[begin][0]
     stops = max(b for _, b in document.spans[begin:end])
     clusters = []
@@ -166,3 +176,128 @@ def passage(document: Parsed, first: int, stop: int) -> Parsed:
         upos=document.upos[begin:end],
         group=document.group,
     )
+
+
+def find_circle(heads: Sequence[int]) -> tuple[int, ...]:
+    """Words each of which is the head of the one before it, and the first of the last; or none.
+
+    Args:
+        heads: index of each word's head; negative for a root.
+
+    Example:
+        >>> find_circle((-1, 2, 3, 1)), find_circle((1, -1, 1))
+        ((1, 2, 3), ())
+    """
+    walk = [0] * len(heads)  # the walk towards a root that first met each word
+    for start in range(len(heads)):
+        word = start
+        while word >= 0 and not walk[word]:
+            walk[word] = start + 1
+            word = heads[word]
+        if word >= 0 and walk[word] == start + 1:
+            circle = [word]
+            while heads[circle[-1]] != word:
+                circle.append(heads[circle[-1]])
+            return tuple(circle)
+    return ()
+
+
+def _check_types(parsed: Parsed) -> None:
+    for field in _TEXTS:
+        value = getattr(parsed, field)
+        if not isinstance(value, str):
+            raise InputError(f"a document's {field} is a str; got {shown(value)}.")
+    for field, kind in _ELEMENTS.items():
+        values = getattr(parsed, field)
+        if not isinstance(values, tuple):
+            raise InputError(
+                f"{parsed.name}: {field} is a tuple; got {type(values).__name__}. Make it one: "
+                "tuple(…)."
+            )
+        _check_elements(parsed.name, field, values, kind)
+    if not set(map(len, parsed.spans)) <= {2}:
+        odd = next(span for span in parsed.spans if len(span) != 2)
+        raise InputError(f"{parsed.name}: a span is a start and an end; got {shown(odd)}.")
+    _check_elements(parsed.name, "spans", [*chain.from_iterable(parsed.spans)], int)
+    mentions = [*chain.from_iterable(parsed.clusters)]
+    _check_elements(parsed.name, "clusters", mentions, Mention)
+    places = [place for m in mentions for place in (m.sentence, m.start, m.end, m.head)]
+    _check_elements(parsed.name, "mentions", places, int)
+
+
+def _check_elements(name: str, field: str, values: Sequence[Any], kind: type) -> None:
+    if {*map(type, values)} <= {kind}:  # without a look at each: documents may be long
+        return
+    for value in values:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise InputError(f"{name}: {field} hold {kind.__name__} values; got {shown(value)}.")
+
+
+def _check_spans(parsed: Parsed) -> None:
+    length, last = len(parsed.text), 0
+    for word, (start, end) in enumerate(parsed.spans):
+        if not 0 <= start < end <= length:
+            raise InputError(
+                f"{parsed.name}: word {word} has the span {shown((start, end))} in a text of "
+                f"{length} characters."
+            )
+        if start < last:
+            raise InputError(
+                f"{parsed.name}: word {word} starts before word {word - 1}; give words in the "
+                "order of the text."
+            )
+        last = start
+
+
+def _check_sentences(parsed: Parsed) -> None:
+    before = (-1, *parsed.sentences)
+    if parsed.sentences[0] == 0 and {*map(sub, parsed.sentences, before)} <= {0, 1}:
+        return
+    for word, (number, last) in enumerate(zip(parsed.sentences, before, strict=False)):
+        if number != last + 1 and (number != last or not word):
+            wanted = f"{last} or {last + 1}" if word else "0"
+            raise InputError(
+                f"{parsed.name}: sentences are numbered in order from 0; word {word} is in "
+                f"sentence {shown(number)} where {wanted} should stand."
+            )
+
+
+def _check_heads(parsed: Parsed) -> None:
+    n, sentences = len(parsed.heads), parsed.sentences
+    for word, head in enumerate(parsed.heads):
+        if head == -1:
+            continue
+        if not 0 <= head < n or head == word:
+            raise InputError(
+                f"{parsed.name}: word {word} cannot have the head {shown(head)}; a head is "
+                f"another of the {n} words, or -1 for a root."
+            )
+        if sentences[head] != sentences[word]:
+            raise InputError(
+                f"{parsed.name}: word {word} has its head, word {head}, in another sentence."
+            )
+    circle = find_circle(parsed.heads)
+    if circle:
+        raise InputError(
+            f"{parsed.name}: words {shown(circle)} are each other's heads in a circle; heads must "
+            "form trees."
+        )
+
+
+def _check_clusters(parsed: Parsed) -> None:
+    words = Counter(parsed.sentences) if parsed.clusters else Counter[int]()
+    for number, cluster in enumerate(parsed.clusters):
+        if not cluster:
+            raise InputError(f"{parsed.name}: cluster {number} has no mention; leave it out.")
+        for one in cluster:
+            size = words.get(one.sentence)
+            if size is None:
+                raise InputError(
+                    f"{parsed.name}: cluster {number} has a mention in sentence "
+                    f"{shown(one.sentence)}; sentences are 0 to {parsed.sentences[-1]}."
+                )
+            if not 0 <= one.start <= one.head < one.end <= size:
+                raise InputError(
+                    f"{parsed.name}: cluster {number} has the mention {shown(one)} in a "
+                    f"sentence of {size} words; needed: 0 <= start <= head < end <= {size}."
+                )

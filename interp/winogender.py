@@ -11,7 +11,8 @@ from .grammar import Mention
 from .parsed import Parsed
 from .plain_words import split_words
 
-_COLUMNS = 4
+_COLUMNS = ("occupation", "participant", "answer", "sentence")
+_HEADER = "occupation(0), other-participant(1), answer, sentence"
 _OCCUPATION, _PARTICIPANT = "$OCCUPATION", "$PARTICIPANT"
 _PRONOUNS = {
     "$NOM_PRONOUN": ("he", "she", "they"),
@@ -30,7 +31,8 @@ def read_winogender(path: str | Path) -> list[Parsed]:
     """The sentences of a file of templates, each with the cluster of its pronoun.
 
     The file holds a header and one template per line: occupation, other participant, answer (0 for
-    the occupation, 1 for the participant) and sentence, separated by tabs. The sentence names
+    the occupation, 1 for the participant) and sentence, separated by tabs. The header calls the
+    columns so (`occupation(0)`, `other-participant(1)`, `answer`, `sentence`). The sentence names
     `$OCCUPATION` and `$PARTICIPANT` once each and one of `$NOM_PRONOUN`, `$ACC_PRONOUN` and
     `$POSS_PRONOUN`. Each template gives six sentences: with the participant and with "someone",
     each with three pronouns.
@@ -42,33 +44,56 @@ def read_winogender(path: str | Path) -> list[Parsed]:
         A document per sentence, named like `technician.customer.1.male`. Its trees are not known.
 
     Raises:
-        InputError: no such file, or a line that is no template; the message names the line.
+        InputError: no such file, no header, a line that is no template, or a sentence that stands
+            twice with the same people; the message names the line.
 
     Reference:
         Rudinger et al. 2018, whose layout of columns this is.
     """
-    name = Path(path).name
-    documents = []
-    for number, line in enumerate(read_text(path).split("\n")[1:], 2):
-        if not line.strip():
-            continue
-        cells = line.split("\t")
-        where = f"{name}, line {number}"
-        if len(cells) != _COLUMNS:
+    name, rows = Path(path).name, enumerate(read_text(path).split("\n"), 1)
+    filled = [(f"{name}, line {number}", line) for number, line in rows if line.strip()]
+    _check_header(*filled[0])
+    documents: list[Parsed] = []
+    seen: dict[tuple[str, ...], str] = {}
+    for where, line in filled[1:]:
+        occupation, participant, answer, sentence = _template(where, line)
+        key = tuple(" ".join(x.split()).casefold() for x in (occupation, participant, sentence))
+        if key in seen:
             raise InputError(
-                f"{where}: expected {_COLUMNS} columns separated by tabs (occupation, participant, "
-                f"answer, sentence); got {len(cells)}."
+                f"{where}: this sentence stands with the same people in {seen[key]} already; leave "
+                "one of the two out."
             )
-        occupation, participant, answer, sentence = (cell.strip() for cell in cells)
-        if answer not in ("0", "1"):
-            raise InputError(
-                f"{where}: the answer is 0 (the occupation) or 1 (the participant); got "
-                f"{answer[:20]!r}."
-            )
-        documents += winogender(occupation, participant, int(answer), sentence, where=where)
+        seen[key] = where
+        documents += winogender(occupation, participant, answer, sentence, where=where)
     if not documents:
         raise InputError(f"{str(path)!r} holds no templates below its header.")
     return documents
+
+
+def _check_header(where: str, line: str) -> None:
+    """Refuse a file without a header, whose first template would be taken for it."""
+    cells = line.casefold().split("\t")
+    if len(cells) != len(_COLUMNS) or not all(map(str.__contains__, cells, _COLUMNS)):
+        raise InputError(
+            f"{where}: expected a header of the columns {_HEADER}, separated by tabs; got "
+            f"{line[:60]!r}. Put one first."
+        )
+
+
+def _template(where: str, line: str) -> tuple[str, str, int, str]:
+    cells = line.split("\t")
+    if len(cells) != len(_COLUMNS):
+        raise InputError(
+            f"{where}: expected {len(_COLUMNS)} columns separated by tabs "
+            f"({', '.join(_COLUMNS)}); got {len(cells)}."
+        )
+    occupation, participant, answer, sentence = (cell.strip() for cell in cells)
+    if answer not in ("0", "1"):
+        raise InputError(
+            f"{where}: the answer is 0 (the occupation) or 1 (the participant); got "
+            f"{answer[:20]!r}."
+        )
+    return occupation, participant, int(answer), sentence
 
 
 def winogender(

@@ -53,6 +53,29 @@ def test_every_name_of_the_front_door_opens():
     assert set(dir(headatlas)) == set(headatlas.__all__)
 
 
+def test_what_users_write_down_is_at_the_front_door():
+    """Rules, errors and the parts of documents; each is the one of its home."""
+    from headatlas.circuits.causal.evidence import CausalRule
+    from headatlas.circuits.grade import Rule
+    from headatlas.interp.errors import InputError
+    from headatlas.interp.grammar import Mention
+    from headatlas.interp.parsed import by_sentence
+
+    for value in (by_sentence, Rule, CausalRule, InputError, Mention):
+        assert getattr(headatlas, value.__name__) is value
+        assert value.__name__ in headatlas.__all__
+
+
+def test_type_checkers_see_every_name():
+    """The names of `_HOMES`, each imported from its home under TYPE_CHECKING."""
+    seen = {}
+    for level, module, names in imports(ROOT / "headatlas" / "__init__.py"):
+        if level == 1:
+            seen |= dict.fromkeys(names, module)
+    homes = {name: home for name, home in headatlas._HOMES.items() if name != "interventions"}
+    assert seen == {**homes, "interventions": "interp"}
+
+
 def fresh(code):
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

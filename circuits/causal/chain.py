@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ...interp.errors import InputError
@@ -33,6 +34,15 @@ LINKS = {
 }
 """What each link measures; falls and rises are those caused by removing the link's head."""
 
+DECIDES = {"previous_token": "mass_through_keys", "induction": "second_copy_loss"}
+"""By role: the link that decides over a head's evidence."""
+
+_RANGES = {
+    "induction_mass": (0.0, 1.0), "mass": (-1.0, 1.0), "mass_through_keys": (-1.0, 1.0),
+    "mass_through_queries": (-1.0, 1.0),
+}  # fmt: skip
+"""What a mass, and the fall of one, can be."""
+
 
 @dataclass(frozen=True, eq=False)
 class InductionTrace:
@@ -43,12 +53,17 @@ class InductionTrace:
             `site`, `layer`, `head`; `link`, one of `LINKS`; `target`, the induction head it
             concerns, or empty; `value`, with its simultaneous interval [`low`, `high`] where
             documents give one; `holds`, whether the link holds (missing where nothing is decided).
+            The bootstrap does not know what a mass can be, so that the interval of one near 1 may
+            reach beyond 1: `rows` and `heads` keep it as computed, what is printed ends where a
+            mass does.
         heads: the tested heads: address, `role` (`previous_token` or `induction`), `grade`,
             `evidence` (*pattern + causal* or *pattern only*) and the link that decides.
         chain: of the induction heads that are fed and matter, the one whose removal costs most, and
             the previous-token head that feeds it most; None where no such link holds.
         caveats: what could not be measured, in sentences.
         settings: everything needed to run it again.
+        untested: heads labelled `previous_token` that no induction head comes after: they cannot
+            be part of the circuit, and were not removed.
     """
 
     rows: pd.DataFrame
@@ -56,6 +71,7 @@ class InductionTrace:
     chain: tuple[HeadId, HeadId] | None
     caveats: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    untested: tuple[HeadId, ...] = ()
 
     def value(
         self, link: str, head: str | HeadId, target: str | HeadId | None = None
@@ -66,9 +82,8 @@ class InductionTrace:
             InputError: it was not measured.
         """
         address = HeadId.parse(head)
-        rows = self.rows
-        rows = rows.loc[(rows["link"] == link) & (rows["layer"] == address.layer)]
-        rows = rows.loc[(rows["head"] == address.head) & (rows["site"] == address.site)]
+        rows = rows_of(self.rows, address)
+        rows = rows.loc[rows["link"] == link]
         rows = rows.loc[rows["target"] == ("" if target is None else str(target))]
         if rows.empty:
             into = "" if target is None else f" into {target}"
@@ -82,17 +97,23 @@ class InductionTrace:
             InputError: the head was not tested.
         """
         address = HeadId.parse(head)
-        found = self.heads
-        found = found.loc[(found["layer"] == address.layer) & (found["head"] == address.head)]
+        if address in self.untested:
+            raise InputError(
+                f"{address} was not tested: no induction head stands after it, so it feeds none."
+            )
+        found = rows_of(self.heads, address)
         if found.empty:
             raise InputError(f"{address} is labelled neither previous_token nor induction here.")
-        causal = (found["evidence"] == "pattern + causal").any()
+        causal = "pattern + causal" in found["evidence"].tolist()
         return "pattern + causal" if causal else "pattern only"
 
     def table(self) -> pd.DataFrame:
-        """The chain's links in order; without a chain, the tested heads."""
+        """The chain's links in order; without a chain, the tested heads.
+
+        Intervals of masses end where a mass does.
+        """
         if self.chain is None:
-            return self.heads
+            return self.tested()
         rows = self.rows
         first, last = self.chain
         places = zip(rows["site"], rows["layer"], rows["head"], strict=True)
@@ -101,7 +122,12 @@ class InductionTrace:
         shown = rows.loc[feeds | ((rows["address"] == str(last)) & (rows["target"] == ""))]
         order = {link: place for place, link in enumerate(LINKS)}
         shown = shown.sort_values("link", key=lambda links: links.map(order), kind="stable")
-        return shown[["address", "link", "target", "value", "low", "high"]].reset_index(drop=True)
+        columns = ["address", "link", "target", "value", "low", "high"]
+        return _within(shown, [*shown["link"]]).loc[:, columns].reset_index(drop=True)
+
+    def tested(self) -> pd.DataFrame:
+        """`heads` for reading: intervals of masses end where a mass does."""
+        return _within(self.heads, [DECIDES[role] for role in self.heads["role"]])
 
     def save(self, path: str | Path) -> Path:
         """Write the trace; the suffix picks the format.
@@ -120,6 +146,7 @@ class InductionTrace:
             "summary": str(self),
             "links": LINKS,
             "caveats": [*self.caveats],
+            "untested": [*map(str, self.untested)],
             "settings": dict(self.settings),
             "heads": plain_records(self.heads),
         }
@@ -136,40 +163,54 @@ class InductionTrace:
 
     def __str__(self) -> str:
         """The chain as a paragraph."""
+        tail = self._left_over()
+        if self.chain is None:
+            return f"No induction chain was found.{tail}"
+        first, last = self.chain
+        mass = self.value("induction_mass", last)["value"]
+        previous = self.value("previous_mass", first)["value"]
+        weights = self.value("k_composition", first, last)["value"]
+        composition = "" if pd.isna(weights) else f" (K-composition {weights:.3f})"
+        links = (self.value(name, first, last) for name in ("mass", "mass_through_keys"))
+        fall, through_keys = _moves(*links, up=False)
+        (logit,) = _moves(self.value("copied_logit", last), up=False)
+        (alone,) = _moves(self.value("second_copy_loss", last), up=True)
+        losses = (self.value(f"second_copy_loss{end}", first) for end in ("", "_frozen"))
+        before, frozen = _moves(*losses, up=True)
+        frozen = frozen if frozen.startswith("by") else f"it {frozen}"
+        return (
+            f"{first} looks at the previous token ({previous:.2f} of its weight) and feeds "
+            f"{last}{composition}: without it {last}'s prefix-matching mass of {mass:.2f} {fall}, "
+            f"{through_keys} through its keys alone. Without {last} the copied token's logit "
+            f"{logit} and the loss at the second copy {alone} nats; without {first} it {before} "
+            f"nats, with all patterns held {frozen}.{tail}"
+        )
+
+    def _left_over(self) -> str:
+        """Sentences on previous-token heads outside the circuit, and the caveats."""
         idle = [
             str(HeadId(row["site"], row["layer"], row["head"]))
             for row in self.heads.to_dict("records")
             if row["role"] == "previous_token" and row["evidence"] == "pattern only"
         ]
-        least = f"by {self.settings['margin']:g} for certain" if "margin" in self.settings else ""
-        tail = f" Pattern only, since they feed no induction head {least}: {', '.join(idle)}."
-        tail = tail if idle else ""
-        notes = "".join(f" {caveat}" for caveat in self.caveats)
-        if self.chain is None:
-            return f"No induction chain was found.{tail}{notes}"
-        first, last = self.chain
-        link, alone = self.value("mass", first, last), self.value("second_copy_loss", last)
-        keys = self.value("mass_through_keys", first, last)
-        mass, logit = self.value("induction_mass", last), self.value("copied_logit", last)
-        previous = self.value("previous_mass", first)["value"]
-        before = self.value("second_copy_loss", first)
-        frozen = self.value("second_copy_loss_frozen", first)
-        weights = self.value("k_composition", first, last)["value"]
-        composition = "" if pd.isna(weights) else f" (K-composition {weights:.3f})"
-        return (
-            f"{first} looks at the previous token ({previous:.2f} of its weight) and feeds "
-            f"{last}{composition}: without it {last}'s prefix-matching mass of "
-            f"{mass['value']:.2f} falls by {_span(link)}, by {_span(keys)} through its keys alone. "
-            f"Without {last} the copied token's logit falls by {_span(logit)} and the loss "
-            f"at the second copy rises by {_span(alone)} nats; without {first} it rises by "
-            f"{_span(before)} nats, with all patterns held by {_span(frozen)}.{tail}{notes}"
-        )
+        told = []
+        if idle:
+            margin = self.settings.get("margin")
+            least = "" if margin is None else f" by {margin:g} for certain"
+            told.append(
+                f"Pattern only, since they feed no induction head{least}: {', '.join(idle)}."
+            )
+        if self.untested:
+            names = ", ".join(map(str, self.untested))
+            told.append(f"Not tested, since no induction head stands after them: {names}.")
+        return "".join(f" {sentence}" for sentence in (*told, *self.caveats))
 
     def __repr__(self) -> str:
         counts = self.heads.groupby(["role", "evidence"], sort=False).size()
         parts = [f"{n} {role} {evidence}" for (role, evidence), n in counts.items()]  # type: ignore[misc]
+        parts += [f"{len(self.untested)} untested"] if self.untested else []
         chain = "no chain" if self.chain is None else " → ".join(map(str, self.chain))
-        return f"<induction trace: {chain}; {', '.join(parts)}>"
+        return f"<induction trace: {chain}; {', '.join(parts) or 'no labelled head'}>"
 
     def _repr_html_(self) -> str:
         body = self.table().to_html(
@@ -178,5 +219,42 @@ class InductionTrace:
         return f"<p>{html.escape(str(self))}</p>{body}"
 
 
-def _span(row: dict[str, Any]) -> str:
-    return f"{row['value']:.3f} [{row['low']:.3f}, {row['high']:.3f}]"
+def rows_of(rows: Any, head: HeadId) -> pd.DataFrame:
+    """A head's own rows, of a table with addresses: heads of two stacks may share their numbers."""
+    place = (rows["site"] == head.site) & (rows["layer"] == head.layer)
+    return rows.loc[place & (rows["head"] == head.head)]
+
+
+def _within(rows: Any, links: Sequence[str]) -> pd.DataFrame:
+    """Rows whose intervals lie within what each link can be; others as they are."""
+    if rows.empty:
+        return rows
+    least, most = (
+        np.array([_RANGES.get(link, (-np.inf, np.inf))[end] for link in links]) for end in (0, 1)
+    )
+    return rows.assign(
+        low=np.clip(rows["low"], least, most), high=np.clip(rows["high"], least, most)
+    )
+
+
+def _moves(*rows: dict[str, Any], up: bool) -> list[str]:
+    """Changes in words, a negative one in the other direction; a verb is said once in a row.
+
+    Example:
+        >>> loss = {"link": "second_copy_loss", "value": -0.9, "low": -1.2, "high": 0.1}
+        >>> _moves(loss, loss, up=True)
+        ['falls by 0.900 [-0.100, 1.200]', 'by 0.900 [-0.100, 1.200]']
+    """
+    told, before = [], ""
+    for row in rows:
+        least, most = _RANGES.get(row["link"], (-np.inf, np.inf))
+        ends = [float(np.clip(row[end], least, most)) for end in ("low", "high")]
+        flip = row["value"] < 0
+        low, high = (0.0 - ends[1], 0.0 - ends[0]) if flip else ends  # never −0
+        verb = "rises" if up != flip else "falls"
+        told.append(
+            f"{'' if verb == before else f'{verb} '}by {abs(row['value']):.3f} "
+            f"[{low:.3f}, {high:.3f}]"
+        )
+        before = verb
+    return told

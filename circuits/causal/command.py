@@ -82,21 +82,28 @@ def _show(found: Any, name: str) -> None:
     console.print(escape(str(found)), highlight=False)
     tables = {"Tested heads": _heads(found)}
     if found.chain is not None:
-        tables = {"Links of the chain": found.table(), **tables}
+        tables = {"Links of the chain": _links(found), **tables}
     for title, rows in tables.items():
         table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0))
         for column in rows.columns:
-            table.add_column(column, no_wrap=True)
+            table.add_column(column, no_wrap=column != "link")
         for row in rows.itertuples(index=False):
             table.add_row(*(escape(_cell(value)) for value in row))
         console.print()
         console.print(table)
 
 
+def _links(found: Any) -> Any:
+    from .chain import LINKS
+
+    rows = found.table()
+    return rows.assign(link=rows["link"].map(LINKS)).rename(columns={"address": "head"})
+
+
 def _heads(found: Any) -> Any:
     from ...interp.heads import HeadId
 
-    heads = found.heads
+    heads = found.tested()
     address = [str(HeadId(r["site"], r["layer"], r["head"])) for r in heads.to_dict("records")]
     columns = ["role", "grade", "evidence", "target", "value", "low", "high"]
     shown = heads[columns].copy()

@@ -21,12 +21,13 @@ Labelled = Mapping[str, Iterable[str | HeadId]]
 
 @dataclass(frozen=True, eq=False)
 class RowMeasure:
-    """The mean over chosen positions of the next token's loss, or of its centred logit.
+    """The mean over chosen positions of a quantity of the next-token prediction.
 
     Args:
         name: what tables call it.
         rows: positions t whose prediction of token t + 1 is measured, [document, pos].
-        quantity: `loss` in nats, or `logit`, less the mean logit over the vocabulary.
+        quantity: `loss` in nats; `logit`, less the mean logit over the vocabulary; or `kl`,
+            KL(reference ‖ model) in nats, where the reference is that of the `Trials`.
     """
 
     name: str
@@ -41,7 +42,7 @@ class RowMeasure:
     @property
     def harm(self) -> int:
         """+1 where harm makes it rise, −1 where it makes it fall."""
-        return 1 if self.quantity == "loss" else -1
+        return -1 if self.quantity == "logit" else 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,11 @@ class SetEffect:
         excess_high: upper end.
         random: harm of each random set.
         p: share of the random sets, this one among them, that do at least as much harm.
-        rows: one row per set: `set` ("chosen" or "random"), `heads`, `effect`.
+        shared_layers: layers with fewer other heads than the set has there ("L2"): their random
+            heads are drawn from the whole layer, so that random sets share heads with the set,
+            and effects differ less than those of disjoint sets would.
+        rows: one row per set: `set` ("chosen" or "random"), `heads`, `shared` (how many of them
+            are the chosen set's), `effect`.
     """
 
     heads: tuple[HeadId, ...]
@@ -56,6 +60,7 @@ class SetEffect:
     excess_high: float
     random: Float[np.ndarray, " set"] = field(repr=False)
     p: float
+    shared_layers: tuple[str, ...]
     rows: pd.DataFrame = field(repr=False)
 
 
@@ -102,7 +107,8 @@ def set_effect(
     """Remove a set of heads at once, and random sets with as many heads in each layer.
 
     Random sets draw from the layer's other heads where there are enough of them, else from all of
-    the layer; each set once, so that a small profile may give fewer than `n_random`.
+    the layer (`shared_layers` names those layers); each set once, so that a small profile may give
+    fewer than `n_random`.
 
         p = (1 + #{random sets with harm ≥ that of the set}) / (1 + number of random sets)
 
@@ -150,13 +156,15 @@ def set_effect(
         {
             "set": ["chosen"] + ["random"] * len(others),
             "heads": [" ".join(map(str, one)) for one in (chosen, *others)],
+            "shared": [len({*chosen} & {*one}) for one in (chosen, *others)],
             "effect": effects,
         }
     )
     return SetEffect(
         chosen, name, ablation, float(effects[0]), float(bounds.low[0]), float(bounds.high[0]),
         float(effects[0] - random.mean()), float(bounds.low[1]), float(bounds.high[1]), random,
-        float((1 + (random >= effects[0]).sum()) / (1 + len(random))), rows,
+        float((1 + (random >= effects[0]).sum()) / (1 + len(random))),
+        tuple(str(pool) for pool in _pools(chosen, trials.heads) if pool.shared), rows,
     )  # fmt: skip
 
 
@@ -237,31 +245,49 @@ def random_sets(
 ) -> list[tuple[HeadId, ...]]:
     """Up to n different sets with as many heads in each layer as `heads`, other than it.
 
+    A layer's heads are drawn from those not in `heads` if there are enough, else from all.
+
     Example:
         >>> every = [HeadId("", layer, head) for layer in (0, 1) for head in range(3)]
         >>> random_sets([every[0], every[3]], every, 9, seed=0)[:2]
         [(L0H1, L1H1), (L0H1, L1H2)]
     """
-    own = set(heads)
-    layers = sorted({(head.site, head.layer) for head in heads})
-    pools = []
-    for layer in layers:
-        there = [head for head in every if (head.site, head.layer) == layer]
-        wanted = sum(head in own for head in there)
-        others = [head for head in there if head not in own]
-        pools.append((others if len(others) >= wanted else there, wanted))
+    own, pools = set(heads), _pools(heads, every)
     rng, found = np.random.default_rng((seed, 32)), dict[tuple[HeadId, ...], None]()
     for _ in range(n * _TRIES):
         drawn = [
-            pool[place]
-            for pool, wanted in pools
-            for place in sorted(rng.choice(len(pool), wanted, replace=False))
+            pool.heads[place]
+            for pool in pools
+            for place in sorted(rng.choice(len(pool.heads), pool.wanted, replace=False))
         ]
         if set(drawn) != own:
             found[tuple(drawn)] = None
         if len(found) == n:
             break
     return list(found)
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """A layer's heads that random sets draw from, how many, and if the set's are among them."""
+
+    heads: tuple[HeadId, ...]
+    wanted: int
+    shared: bool
+
+    def __str__(self) -> str:
+        return str(self.heads[0]).rpartition("H")[0]
+
+
+def _pools(heads: Sequence[HeadId], every: Sequence[HeadId]) -> list[_Pool]:
+    own, pools = set(heads), []
+    for layer in sorted({(head.site, head.layer) for head in heads}):
+        there = tuple(head for head in every if (head.site, head.layer) == layer)
+        others = tuple(head for head in there if head not in own)
+        wanted = len(there) - len(others)
+        shared = len(others) < wanted
+        pools.append(_Pool(there if shared else others, wanted, shared))
+    return pools
 
 
 def _listed(heads: Any) -> Any:

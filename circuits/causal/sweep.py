@@ -147,8 +147,8 @@ def sweep(
         The harm per document.
 
     Raises:
-        InputError: no decoder with a head, unknown heads or ablations, nothing to measure, or a
-            checkpoint of something else.
+        InputError: no decoder with a head, unknown heads or ablations, nothing to measure, outputs
+            that are not finite without a head, or a checkpoint of something else.
 
     Example:
         >>> import numpy as np
@@ -183,7 +183,7 @@ def sweep(
             )
         settings = fingerprint_sweep(prompts, measures, chosen, kinds, seed)
         file = Checkpoint(Path(checkpoint), fingerprint_model(model), settings)
-    values = _sweep(trials, chosen, kinds, file, progress)
+    values = sweep_values(trials, chosen, kinds, file, progress)
     harm = _towards_harm(values, trials.base, measures)
     return Sweep(
         prompts.name, chosen, tuple(m.name for m in measures), kinds,
@@ -192,14 +192,18 @@ def sweep(
     )  # fmt: skip
 
 
-def _sweep(
+def sweep_values(
     trials: Trials,
     heads: tuple[HeadId, ...],
     ablations: tuple[str, ...],
     file: Checkpoint | None,
     progress: Progress | None,
 ) -> Float[np.ndarray, "head ablation behaviour document"]:
-    """The measures without each head, layer by layer."""
+    """The measures without each head, layer by layer, each of which is kept in a file.
+
+    Raises:
+        InputError: outputs that are not finite without a head, or a file of something else.
+    """
     shape = (len(heads), len(ablations), *trials.base.shape)
     values, done = (
         (np.zeros(shape), np.zeros(len(heads), bool)) if file is None else file.read(shape)
@@ -210,6 +214,7 @@ def _sweep(
         if places:
             removals = [Removal(a, (heads[place],)) for place in places for a in ablations]
             found = trials.run(removals)
+            check_finite(found, removals)
             values[places] = found.reshape(len(places), len(ablations), *shape[2:])
             done[places] = True
             if file is not None:
@@ -217,6 +222,18 @@ def _sweep(
         if progress is not None:
             progress(f"ablate {trials.prompts.name}", int(done.sum()), len(heads))
     return values
+
+
+def check_finite(found: np.ndarray, removals: Sequence[Removal]) -> None:
+    """Refuse what no statistic can read, before it is kept in a file."""
+    wrong = np.flatnonzero(~np.isfinite(found).all(axis=(1, 2)))
+    if wrong.size:
+        first = removals[wrong[0]]
+        more = f" and {len(first.heads) - 1} more" if len(first.heads) > 1 else ""
+        raise InputError(
+            f"the model's outputs are not finite when {first.heads[0]}{more} is removed "
+            f"({first.ablation}). Load it in a wider dtype, or leave out that ablation or head."
+        )
 
 
 def _towards_harm(

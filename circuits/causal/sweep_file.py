@@ -60,9 +60,20 @@ class Checkpoint:
         if not self.path.exists():
             return np.zeros(shape), np.zeros(shape[0], bool)
         values, done = _load(self.path, shape, {"model": self.model, "settings": self.settings})
-        if not np.isfinite(values).all() or not np.isin(done, (0, 1)).all():
-            raise InputError(f"{str(self.path)!r} holds impossible values; delete it.")
-        return values, done.astype(bool)
+        name = str(self.path)
+        if not np.isin(done, (0, 1)).all():
+            raise InputError(
+                f"{name!r} is damaged: it marks a head as done with {int(done.max())}, not 0 or 1. "
+                "Delete it."
+            )
+        finished = done.astype(bool)
+        wrong = ~np.isfinite(values).all(axis=(1, 2, 3)) & finished
+        if wrong.any():
+            raise InputError(
+                f"{name!r} is damaged: of {int(finished.sum())} heads marked as done "
+                f"{int(wrong.sum())} have values that are not finite. Delete it."
+            )
+        return np.where(finished[:, None, None, None], values, 0.0), finished
 
     def write(
         self,

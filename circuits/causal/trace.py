@@ -14,8 +14,6 @@ from torch import Tensor
 from ...interp.attach import AttentionCall
 from ...interp.errors import InputError
 from ...interp.heads import HeadId
-from ...interp.intervene import intervene
-from ...interp.intervention import Intervention
 from ...interp.probes import Prompts
 from ...interp.sites import Site
 from ...kernels.api import Match, attention_probe
@@ -39,7 +37,9 @@ from .trace_rows import (
     best_chain,
     bounded_rows,
     composition_rows,
+    feeds,
     pattern_rows,
+    split_roles,
     verdicts,
 )
 from .trials import Trials
@@ -71,7 +71,8 @@ def trace_induction(
 
     for every induction head its mass; and for both sorts how far the copied token's logit falls and
     the loss at the second copy rises when the head is removed, the latter also with all attention
-    patterns held: what a previous-token head does through values and MLPs.
+    patterns held: what a previous-token head does through values and MLPs. Previous-token heads
+    behind which no induction head stands can feed none: they are named (`untested`) and left alone.
 
     A previous-token head is *pattern + causal* if, through the keys of some induction head, the
     whole interval of the fall lies above `margin`; an induction head if that of the rise of the
@@ -112,7 +113,7 @@ def trace_induction(
     atlas = _labels(model, tokenizer, atlas, prepend_bos, seed, progress)
     if set(atlas) != {head for site in sites for head in site.heads}:
         raise InputError("the atlas is of a model with other heads.")
-    roles = {name: tuple(sorted(atlas.heads(name))) for name in TRACED}
+    roles, untested = split_roles(atlas)
     own = documents(
         model, tokenizer, prompts=prompts, seq_len=seq_len, prepend_bos=prepend_bos, seed=seed
     )
@@ -127,7 +128,7 @@ def trace_induction(
     rows = pd.DataFrame([*fixed, *scores, *bounded_rows(links, margin, seed)], columns=COLUMNS)
     rows = rows.sort_values(["site", "layer", "head"], kind="stable", ignore_index=True)
     return InductionTrace(
-        rows, verdicts(rows, roles, atlas), best_chain(rows), tuple(caveats), settings
+        rows, verdicts(rows, roles, atlas), best_chain(rows), tuple(caveats), settings, untested
     )
 
 
@@ -190,16 +191,13 @@ class _Tracer:
             weights = measure.n / measure.n.sum()
             links.append(Link(target, "induction_mass", "", base, weights))
             for index, head in enumerate(self._removed):
-                if head not in self._first or not self._before(head, target):
+                if head not in self._first or not feeds(head, target):
                     continue
                 links.append(Link(head, "mass", str(target), base - found[index, place], weights))
                 for path in PATHS[1:]:
                     fall = base - self._paths[index, target, path] / np.maximum(measure.n, 1)
                     links.append(Link(head, path, str(target), fall, weights))
         return links
-
-    def _before(self, head: HeadId, other: HeadId) -> bool:
-        return head.layer < other.layer
 
     def _targets(self, site: Site) -> list[HeadId]:
         return [head for head in self._last if head in site.heads]
@@ -229,17 +227,8 @@ class _Tracer:
 
     def _frozen(self, removals: Sequence[Removal]) -> Float[np.ndarray, "removal document"]:
         """Rise of the loss with all patterns held at those of the whole model."""
-        from ...interp.interventions import freeze
-
-        ids = torch.from_numpy(self._prompts.ids)
-        held: Intervention = freeze(self._model, tokens=ids)
-        size = self._prompts.ids.size  # one copy of all documents, whose patterns are held
-        trials = Trials(
-            self._model, self._prompts, [self._loss], seed=self._seed, batch_tokens=size
-        )
-        with intervene(self._model, held):
-            found = [trials.run([removal])[0, 0] for removal in removals]
-        return np.stack(found) - trials.base[0]
+        trials = Trials(self._model, self._prompts, [self._loss], seed=self._seed)
+        return trials.run(removals, held=True)[:, 0] - trials.base[0]
 
 
 def _mass(

@@ -16,6 +16,7 @@ from ...interp.heads import HeadId
 from ..atlas import HeadAtlas
 from ..bootstrap import Sample, halves, simultaneous_bounds
 from ..weights.compose import composition
+from .chain import DECIDES, rows_of
 from .sweep import Progress
 
 TRACED = ("previous_token", "induction")
@@ -44,6 +45,23 @@ class Link:
         return len(self.values) * self.weights * (self.values - self.value)
 
 
+def feeds(head: HeadId, other: HeadId) -> bool:
+    """Whether one head's output can reach the other's keys: a later layer of the same stack.
+
+    Example:
+        >>> feeds(HeadId("", 0, 3), HeadId("", 1, 0)), feeds(HeadId("", 1, 3), HeadId("", 1, 0))
+        (True, False)
+    """
+    return head.site == other.site and head.layer < other.layer
+
+
+def split_roles(atlas: HeadAtlas) -> tuple[dict[str, tuple[HeadId, ...]], tuple[HeadId, ...]]:
+    """The heads to test, by role, and the previous-token heads before no induction head at all."""
+    first, last = (tuple(sorted(atlas.heads(name))) for name in TRACED)
+    able = tuple(head for head in first if any(feeds(head, other) for other in last))
+    return {TRACED[0]: able, TRACED[1]: last}, tuple(head for head in first if head not in able)
+
+
 def pattern_rows(atlas: HeadAtlas, heads: Sequence[HeadId]) -> list[dict[str, Any]]:
     """The weight that each head puts on the previous token, as the atlas scored it."""
     rows = atlas.rows.loc[atlas.rows["kind"] == "previous_token"].to_dict("records")
@@ -55,9 +73,7 @@ def composition_rows(
     model: Any, roles: Mapping[str, tuple[HeadId, ...]], progress: Progress | None
 ) -> tuple[list[dict[str, Any]], str]:
     """K-composition of every pair, or NaN with the reason why there is none."""
-    pairs = [
-        (a, b) for a in roles["previous_token"] for b in roles["induction"] if a.layer < b.layer
-    ]
+    pairs = [(a, b) for a in roles["previous_token"] for b in roles["induction"] if feeds(a, b)]
     if not pairs:
         return [], ""
     try:
@@ -99,8 +115,7 @@ def _row(head: HeadId, link: str, target: str, value: float) -> dict[str, Any]:
 
 
 def _deciding(rows: pd.DataFrame, role: str) -> pd.DataFrame:
-    link = "mass_through_keys" if role == "previous_token" else "second_copy_loss"
-    return rows.loc[rows["link"] == link]
+    return rows.loc[rows["link"] == DECIDES[role]]
 
 
 def verdicts(
@@ -112,7 +127,7 @@ def verdicts(
     for role in TRACED:
         deciding = _deciding(rows, role)
         for head in roles[role]:
-            own = deciding.loc[(deciding["layer"] == head.layer) & (deciding["head"] == head.head)]
+            own = rows_of(deciding, head)
             best = own.sort_values("value", ascending=False).head(1).to_dict("records")
             held = own.loc[own["holds"] == True]  # noqa: E712  (None where nothing is decided)
             found.append(

@@ -18,12 +18,14 @@ from ...interp.capture import announce
 from ...interp.errors import InputError
 from ...interp.forward import run_base, run_whole
 from ...interp.heads import HeadId
+from ...interp.intervene import intervene
+from ...interp.interventions import freeze
 from ...interp.probes import Prompts
 from ...interp.resume import States, find_blocks, keep_states, resumed
 from ...interp.sites import Site
 from .decoder import check_decoder, output_head, width
 from .measures import MassMeasure, Measure, RowMeasure
-from .readings import head_masses, row_means
+from .readings import head_masses, row_means, rows_read
 from .shortcuts import head_is_plain, probe_ids, resumes
 from .stand_in import Removal, StandIns
 
@@ -56,11 +58,14 @@ class Trials:
         measures: what to measure.
         seed: of the draw of other documents for `resample`.
         batch_tokens: tokens per forward pass (at least one document).
+        reference: another model, of the same vocabulary, that a divergence is measured from; None:
+            the model itself, whole.
 
     Attributes:
         resumed: whether runs begin at the block of the removed head.
         chosen_rows: whether logits are computed at the measured positions only.
-        base: mean of each measure per document in the whole model, [measure, document].
+        base: mean of each measure per document in the whole model, [measure, document]; of a
+            reference, where there is one, for measures of rows.
 
     Raises:
         InputError: no decoder with a language-model head, or documents without two tokens.
@@ -74,8 +79,10 @@ class Trials:
         *,
         seed: int = 0,
         batch_tokens: int = 2048,
+        reference: Any = None,
     ) -> None:
         self.model, self.prompts, self.measures = model, prompts, tuple(measures)
+        self._reference = reference
         self.sites = check_decoder(model)
         self.heads = tuple(head for site in self.sites for head in site.heads)
         self._site_of = {head: site for site in self.sites for head in site.heads}
@@ -86,6 +93,7 @@ class Trials:
         self._blocks = find_blocks(model, self.sites)
         self._rows = [m for m in self.measures if isinstance(m, RowMeasure)]
         self._mass = [m for m in self.measures if isinstance(m, MassMeasure)]
+        self._of_rows = [self.measures.index(m) for m in self._rows]
         with torch.no_grad():
             self._learn_padding()
             probe = probe_ids(prompts, next(model.parameters()).device)
@@ -103,7 +111,7 @@ class Trials:
 
     @torch.no_grad()
     def run(
-        self, removals: Sequence[Removal], *, watch: Watch | None = None
+        self, removals: Sequence[Removal], *, watch: Watch | None = None, held: bool = False
     ) -> Float[np.ndarray, "removal measure document"]:
         """Mean of each measure per document with some heads removed; 0 where nothing is measured.
 
@@ -111,24 +119,40 @@ class Trials:
             removals: what to remove, in each run; those that begin at one layer run together.
             watch: called with each attention call after the removed heads' layer, the places among
                 `removals` of the copies that it holds, and the documents of each copy.
+            held: whether all attention patterns are held at those of the whole model (Olsson
+                2022), which are written out for as many documents as run together.
         """
         out = np.zeros((len(removals), len(self.measures), len(self.prompts)))
         order = sorted(range(len(removals)), key=lambda place: self._first(removals[place]))
         for part in self._parts:
-            step = max(1, self._batch_tokens // part.ids.numel())
-            for start in range(0, len(order), step):
-                places = order[start : start + step]
-                group = [removals[place] for place in places]
-                also = None if watch is None else partial(watch, places, part.documents)
-                out[places, :, part.documents] = self._run(part, group, also)
+            # patterns are held for the documents as they are, not for copies side by side
+            step = 1 if held else max(1, self._batch_tokens // part.ids.numel())
+            whole = self._whole(part)
+            with self._hold(part) if held else nullcontext():
+                for start in range(0, len(order), step):
+                    places = order[start : start + step]
+                    group = [removals[place] for place in places]
+                    also = None if watch is None else partial(watch, places, part.documents)
+                    out[places, :, part.documents] = self._run(part, group, also, whole)
         return out
+
+    def _hold(self, part: _Part) -> Any:
+        """A context in which all patterns are those of the whole model on a part."""
+        given = {"input_ids": part.ids}
+        if part.mask is not None:
+            given["attention_mask"] = part.mask
+        return intervene(self.model, freeze(self.model, tokens=given))
 
     def _first(self, removal: Removal) -> int:
         """Index of the first site where heads are removed."""
         return min((self.sites.index(self._site_of[head]) for head in removal.heads), default=0)
 
     def _run(
-        self, part: _Part, group: Sequence[Removal], also: Callable[[AttentionCall], Any] | None
+        self,
+        part: _Part,
+        group: Sequence[Removal],
+        also: Callable[[AttentionCall], Any] | None,
+        whole: Tensor | None,
     ) -> np.ndarray:
         """[removal, measure, document of the part]."""
         sites = {self._site_of[head] for removal in group for head in removal.heads}
@@ -146,27 +170,56 @@ class Trials:
         seen: dict[tuple[int, HeadId], np.ndarray] = {}
         observers = [self._watch(part, seen), *([] if also is None else [also])]
         with resume, attach(self.model, observers=observers, edits=edits):
-            return self._measured(part, len(group), seen)
+            return self._measured(part, len(group), seen, whole)
 
-    def _measured(self, part: _Part, copies: int, seen: dict[Any, np.ndarray]) -> np.ndarray:
+    def _measured(
+        self, part: _Part, copies: int, seen: dict[Any, np.ndarray], whole: Tensor | None = None
+    ) -> np.ndarray:
         """Run the model on copies of a part and read off the measures."""
-        ids = part.ids.repeat(copies, 1)
-        mask = None if part.mask is None else part.mask.repeat(copies, 1)
-        if self.chosen_rows:
-            states = run_base(self.model, ids, mask).last_hidden_state
-        else:
-            states = run_whole(self.model, ids, mask).logits
+        states = self._forward(part, copies)
+        rows = [one for one in self._rows if one.quantity != "kl" or whole is not None]
         out = np.zeros((copies, len(self.measures), len(part.ids)))
         for copy, own in enumerate(states.split(len(part.ids))):
             logits_at = partial(self._logits_at, own)
-            found = row_means(self._rows, part.documents, part.ids, logits_at)
+            found = row_means(rows, part.documents, part.ids, logits_at, whole)
             for measure, values in found.items():
                 out[copy, self.measures.index(measure)] = values
         for measure in self._mass:
             total = sum(self._seen(seen, measure, head, part, copies) for head in measure.heads)
-            rows = np.maximum(measure.n[part.documents], 1) * len(measure.heads)
-            out[:, self.measures.index(measure)] = total / rows
+            scored = np.maximum(measure.n[part.documents], 1) * len(measure.heads)
+            out[:, self.measures.index(measure)] = total / scored
         return out
+
+    def _forward(self, part: _Part, copies: int) -> Tensor:
+        """Last states, or logits, of copies of a part."""
+        ids = part.ids.repeat(copies, 1)
+        mask = None if part.mask is None else part.mask.repeat(copies, 1)
+        if self.chosen_rows:
+            return run_base(self.model, ids, mask).last_hidden_state
+        return run_whole(self.model, ids, mask).logits
+
+    def _whole(self, part: _Part) -> Tensor | None:
+        """Log-probabilities of the reference at the measured rows, where a divergence is read.
+
+        Those of the model itself are computed again, from its last block on where that is exact:
+        for all documents together they would take too much memory.
+        """
+        if not any(measure.quantity == "kl" for measure in self._rows):
+            return None
+        _, document, pos = rows_read(self._rows, part.documents, part.ids)
+        if self._reference is not None:
+            device = next(self._reference.parameters()).device
+            mask = None if part.mask is None else part.mask.to(device)
+            logits = run_whole(self._reference, part.ids.to(device), mask).logits.to(pos.device)
+            logits = logits[document, pos]
+        else:
+            resume, blocks, states = nullcontext(), self._blocks, part.states
+            if self.resumed and blocks is not None and states is not None:
+                last = len(blocks.modules) - 1
+                resume = resumed(blocks, last, states.entering[last], states)
+            with resume, attach(self.model):
+                logits = self._logits_at(self._forward(part, 1), document, pos)
+        return logits.float().log_softmax(1)
 
     def _logits_at(self, states: Tensor, document: Tensor, pos: Tensor) -> Tensor:
         chosen = states[document, pos]
@@ -227,6 +280,8 @@ class Trials:
             keep = nullcontext() if blocks is None else keep_states(blocks)
             with keep as states, attach(self.model, observers=observers):
                 base[:, documents] = self._measured(part, 1, seen)[0]
+            if self._reference is not None:
+                base[self._of_rows, documents] = self._base_of_reference(part)
             for key, mass in seen.items():
                 self._clean_mass.setdefault(key, np.zeros(count))[documents] = mass[0]
             parts.append(_Part(part.documents, part.ids, part.mask, states))
@@ -234,6 +289,14 @@ class Trials:
         if not np.isfinite(base).all():
             raise InputError("the model's outputs are not finite on these documents.")
         return parts, base
+
+    def _base_of_reference(self, part: _Part) -> np.ndarray:
+        """The row measures of another model on a part, [measure, document]."""
+        whole = self._whole(part)
+        if whole is None:
+            raise InputError("a reference is what a divergence is measured from; measure one.")
+        found = row_means(self._rows, part.documents, part.ids, lambda *_: whole, whole)
+        return np.stack([found[measure] for measure in self._rows])
 
     def _learn_padding(self) -> None:
         """Run one left-padded document: how the model takes those is tried once, in whole runs."""

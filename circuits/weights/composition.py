@@ -34,7 +34,8 @@ class Pairs:
         score: the norm of the product over the product of norms, 0 to 1.
         expected: the root of the mean of score² when one map is turned at random.
         z: score² less its mean under that null, over its standard deviation.
-        p: how often the null reaches the score.
+        p: how often the null reaches the score; below `null.P_RESOLUTION` extrapolated, good for
+            an order alone.
     """
 
     score: Float[np.ndarray, "source target"]
@@ -83,8 +84,8 @@ class Composition:
     def rows(self) -> pd.DataFrame:
         """Every pair of every kind: kind, source, target, score, expected, z, p, q and addresses.
 
-        q is the Benjamini–Hochberg rate over the pairs of its kind. site, layer and head are the
-        target's.
+        q is the Benjamini–Hochberg rate over the pairs of its kind, extrapolated where p is. site,
+        layer and head are the target's.
         """
         return pd.concat([self._rows(kind) for kind in self.pairs], ignore_index=True)
 

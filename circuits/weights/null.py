@@ -7,6 +7,10 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+P_RESOLUTION = 1e-3
+"""The smallest p worth a number: sampled rotations of maps of rank 1 to 8 in 32 and 64 dimensions
+reach what `gamma_p` calls .001 up to 2.5 times as often (steep spectra; flat ones more seldom)."""
+
 Moments = tuple[Float64[Tensor, "*#pair"], Float64[Tensor, "*#pair"]]
 
 
@@ -53,7 +57,8 @@ def gamma_p(
     """P(S ≥ value) of the gamma distribution with that mean and variance.
 
     ‖A R B‖² is close to one: a sum of many small terms, or, for maps of rank 1, the square of one
-    number. Values beyond float64 are 0.
+    number. Far out the gamma distribution is extrapolated: below `P_RESOLUTION` p still orders the
+    pairs, but is no probability to quote. Values beyond float64 are 0.
 
     Args:
         value: observed ‖A B‖².

@@ -212,11 +212,13 @@ def _of_kind(prompts: WordPrompts, kind: WordKind) -> dict[str, list[Instance]]:
 
 
 class Shuffled:
-    """Links that nobody made: those of a kind, each moved to a random word of the same document.
+    """Links that nobody made: those of a kind, each moved to a random word of another document.
 
-    An instance keeps the offsets of its keys and gets another query word of its unit from which
-    such keys can be seen, so that neither a peculiar query nor a popular key keeps its link while
-    distances stay as they were.
+    An instance keeps the offsets of its keys and gets a query word of another unit from which such
+    keys can be seen, so that neither a peculiar query nor a popular key keeps its link while
+    distances stay as they were. (Within its own document a far link often has one place to go,
+    its own, and would fall on true links more often than words at its distance do.) In each draw
+    the units stand in a ring, and links go to the next one that has a fitting word.
 
     Args:
         instances: the true ones.
@@ -246,10 +248,14 @@ class Shuffled:
                 yield draw, slot, tuple(self._moved(self._instances.by_column[column], rng))
 
     def _moved(self, instances: Sequence[Instance], rng: np.random.Generator) -> Iterator[Instance]:
+        ring = rng.permutation(self._prompts.n_units)
+        place = np.argsort(ring)
         for one in instances:
             offsets = tuple(key - one.query for key in one.keys)
-            places = self._fitting(int(self._prompts.unit[one.sequence]), offsets)
-            sequence, query = places[rng.integers(len(places))].tolist()
+            after = np.roll(ring, -1 - place[self._prompts.unit[one.sequence]])
+            # the instance's own unit is the last of them, and has a fitting word
+            fitting = next(f for unit in after.tolist() if len(f := self._fitting(unit, offsets)))
+            sequence, query = fitting[rng.integers(len(fitting))].tolist()
             yield Instance(sequence, query, tuple(query + offset for offset in offsets))
 
     def _fitting(self, unit: int, offsets: tuple[int, ...]) -> np.ndarray:

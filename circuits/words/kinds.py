@@ -10,7 +10,7 @@ from ...interp.parsed import Parsed
 from ..kinds import listed
 from .coreference import COREFERENCE
 from .kind import WordKind
-from .syntax import DIRECTIONS, SYNTACTIC, syntactic_kind, syntactic_kinds
+from .syntax import DIRECTIONS, SYNTACTIC, base_relation, syntactic_kind, syntactic_kinds
 
 WORD_KINDS: dict[str, WordKind] = {COREFERENCE.name: COREFERENCE}
 """The registry, beside the syntactic kinds, of which there is one per relation and direction."""
@@ -49,10 +49,12 @@ def choose_word_kinds(
 
     Args:
         kinds: names in one text, separated by commas; a `WordKind`; or a sequence of both.
-        documents: whose relations make the syntactic kinds.
+        documents: whose relations make the syntactic kinds. A name must be of a relation that
+            stands in them, unless there are none.
 
     Raises:
-        InputError: an unknown name, none at all, or two kinds of one name.
+        InputError: an unknown name, none at all, two kinds of one name, or a relation under which
+            no two words of the documents are linked.
 
     Example:
         >>> [kind.name for kind in choose_word_kinds("syntactic.obj.to_head, coreference", [])]
@@ -64,7 +66,7 @@ def choose_word_kinds(
     chosen = tuple(one for kind in listed(kinds, (WordKind,)) for one in _named(kind, known))
     names = [kind.name for kind in chosen]
     if not names:
-        raise InputError(f"no kind is named; known: {_known()}.")
+        raise InputError(f"no kind is named; known: {known_word_kinds()}.")
     if len(set(names)) < len(names):
         raise InputError(f"two kinds have the same name among {', '.join(names)}; rename one.")
     return chosen
@@ -77,12 +79,26 @@ def _named(kind: Any, documents: Sequence[Parsed]) -> tuple[WordKind, ...]:
     if isinstance(kind, str) and kind in WORD_KINDS:
         return (WORD_KINDS[kind],)
     parts = kind.split(".") if isinstance(kind, str) else []
-    if parts == [SYNTACTIC]:
-        return syntactic_kinds(documents)
-    if len(parts) in (2, 3) and parts[0] == SYNTACTIC:
-        return tuple(syntactic_kind(parts[1], way) for way in parts[2:] or DIRECTIONS)
-    raise InputError(f"unknown kind {kind!r}; known: {_known()}.")
+    if not 1 <= len(parts) <= 3 or parts[0] != SYNTACTIC:
+        raise InputError(f"unknown kind {kind!r}; known: {known_word_kinds()}.")
+    there = syntactic_kinds(documents)
+    if documents and not there:
+        raise InputError(
+            f"{kind} names links of dependency trees, which these documents do not have; give a "
+            "parsed treebank."
+        )
+    if len(parts) == 1:
+        return there
+    made = tuple(syntactic_kind(parts[1], way) for way in parts[2:] or DIRECTIONS)
+    if documents and made[0].name not in {other.name for other in there}:
+        relations = dict.fromkeys(other.name.split(".")[1] for other in there)
+        raise InputError(
+            f"no two words of these documents are linked under {base_relation(parts[1])!r}, so "
+            f"{kind} has nothing to score; their relations are {', '.join(relations)}."
+        )
+    return made
 
 
-def _known() -> str:
+def known_word_kinds() -> str:
+    """The names that `choose_word_kinds` takes, for messages."""
     return f"{', '.join(WORD_KINDS)}, and {SYNTACTIC}[.RELATION[.to_head or .to_dependent]]"

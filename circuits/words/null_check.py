@@ -16,7 +16,7 @@ from .sums import WordSums, shuffled_hits
 def check_words(sums: WordSums, *, rule: WordRule | None = None, seed: int = 0) -> pd.DataFrame:
     """What shuffled links would have been graded at a margin of 0: one row per draw.
 
-    Every link of a kind is moved to a random word of its document that sees a word at the same
+    Every link of a kind is moved to a random word of another document that sees a word at the same
     offset (`Shuffled`).
 
     Args:
@@ -27,9 +27,8 @@ def check_words(sums: WordSums, *, rule: WordRule | None = None, seed: int = 0) 
     Returns:
         As `check_null`: columns draw, prompts, kinds (how many were shuffled), mean_score and
         mean_expected (mass, over heads and kinds), false_labels (heads × kinds with both lower
-        bounds above 0) and p_values (of the mass alone: what is expected of
-        the accuracy is the best of many rules, so that its p-values lie high). The profile's cells
-        are wide at long offsets, so that those of coreference lie low.
+        bounds above 0) and p_values (of the mass alone: what is expected of the accuracy is the
+        best of many rules, so that its p-values lie high).
     """
     rule = WordRule() if rule is None else rule
     half = halves(len(sums.mass.rows), seed=seed)

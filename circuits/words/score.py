@@ -153,6 +153,8 @@ class _Scoring:
         permuted = sums.mass.permuted
         for draw, slot, moved in Shuffled(instances, permuted, self._draws, seed):
             column = draw * len(permuted) + slot
+            units = self._prompts.unit[[one.sequence for one in moved]]
+            np.add.at(sums.mass.null_rows[:, draw, slot], units, 1)
             rows += [(one.sequence, one.query, key, column) for one in moved for key in one.keys]
             instances.count_offsets(sums.null_guesses[:, draw, slot], moved)
         pairs = Pairs.of(rows, self._draws * len(permuted))

@@ -61,15 +61,13 @@ class WordBins:
     @property
     def count(self) -> int:
         """Number of cells."""
-        return 2 * self._one.count
+        return self._one.count
 
     def cell(
         self, long_query: np.ndarray, long_key: np.ndarray, query: np.ndarray, key: np.ndarray
     ) -> np.ndarray:
         """Cell of each pair; the arrays broadcast."""
-        bins, shift = self._one, self._shift
-        cell = bins.cell(long_query, query + shift, key + shift)
-        return np.asarray(long_key, np.int64) * bins.count + cell
+        return self._one.cell(long_query, long_key, query + self._shift, key + self._shift)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,6 +162,7 @@ def plain_sums(
         profile_pairs=zeros(cells),
         largest=zeros(every, 0),
         largest_rows=zeros(0),
+        null_rows=zeros(draws, len(permuted), dtype=np.int64),
         null_mass=zeros(every, draws, len(permuted), dtype=np.float32),
         null_pairs=zeros(draws, len(permuted), cells, dtype=np.float32),
         permuted=permuted,
@@ -205,7 +204,7 @@ def shuffled_hits(sums: WordSums, draw: int, half: Bool[np.ndarray, " document"]
     return replace(
         sums.hits,
         statistics=tuple(sums.hits.statistics[i] for i in permuted),
-        rows=sums.hits.rows[:, permuted],
+        rows=sums.mass.null_rows[:, draw],
         mass=sums.hits.null_mass[:, :, draw].astype(np.float64),
         uniform=expected[:, None],
         pairs=sums.hits.pairs[:, permuted],

@@ -217,8 +217,11 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def markdown(arguments: list[str] | None = None) -> str:
-    """The table: ratios of CPU time by length, natural / repeated, and peak memory at 1,024."""
+def markdown(arguments: list[str] | None = None) -> dict[str, str]:
+    """The table: ratios of CPU time by length, natural / repeated, and peak memory at 1,024.
+
+    With it, for prose: the battery's least and largest ratio, and what `detect_head` takes.
+    """
     options = _options(arguments or [])
     torch.set_num_threads(options.threads)
     rows = list(measure(options))
@@ -234,7 +237,14 @@ def markdown(arguments: list[str] | None = None) -> str:
         peak = cells[name, 1024, "natural"]["peak_mib"]
         lines.append(f"| {name} | {' | '.join(ratios)} | {peak:.0f} |")
     versions = ", ".join(f"{name} {value}" for name, value in _machine(options).items())
-    return "\n".join([*lines, f"\nPlain forward: {plain:.0f} MiB. {versions}."])
+    battery = [row["ratio"] for row in rows if row["contender"] == ALWAYS[3]]
+    lens = cells[LENS[0], 1024, "natural"]
+    memory = f"{lens['peak_mib'] / 1024:.1f} GiB"
+    return {
+        "": "\n".join([*lines, f"\nPlain forward: {plain:.0f} MiB. {versions}."]),
+        "battery": f"{min(battery):.1f} to {max(battery):.1f}",
+        "lens": f"{lens['ratio']:.0f} times as long for three kinds, and {memory}",
+    }
 
 
 def _ratio(row: dict | None) -> str:

@@ -62,7 +62,7 @@ def markdown(arguments: list[str] | None = None) -> str:
     """The table, with what it was measured on."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
-    for name, value in (("documents", 192), ("length", 96), ("groups", 8), ("draws", 10)):
+    for name, value in (("documents", 192), ("length", 96), ("groups", 8), ("draws", 25)):
         parser.add_argument(f"--{name}", type=int, default=value)
     options = parser.parse_args(arguments or [])
     head = (

@@ -6,7 +6,9 @@ Each model is a two-layer Llama of random weights whose queries are made large, 
 most of their weight on one key. Queries and keys read two codes of the token that are drawn apart,
 of one length each, and nothing is written back: whether two tokens are the same says nothing about
 their score, so every label is false. (With plain random weights W_Q W_Kᵀ has a trace, and a head a
-small but true preference for its own token.) Permuted labels are graded beside the true ones.
+small but true preference for its own token. With a small vocabulary the documents of a model would
+share tokens, and what a head happens to make of those would come again in each of them.) Permuted
+labels are graded beside the true ones.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from headatlas.circuits.null_check import check_null
 from headatlas.interp.probes import random_prompts
 
 KINDS = "duplicate_token,induction"
-_VOCAB, _CODE, _SHARP = 400, 32, 6.0
+_VOCAB, _CODE, _SHARP = 20000, 32, 6.0
 
 
 def peaky_model(seed: int) -> LlamaForCausalLM:

@@ -75,6 +75,46 @@ def test_heads_by_grade_in_falling_order(atlas):
         atlas.heads("delimiter", grade="good")
 
 
+@pytest.mark.parametrize("grade", ["insufficient", "none"])
+def test_heads_with_too_few_instances_stand_by_excess_too(grade):
+    """Without an excess they come last; ties are by address, however the rows are ordered."""
+    excesses = {(1, 0): math.nan, (0, 2): 0.3, (0, 1): 0.5, (1, 1): math.nan, (0, 0): 0.3}
+    rows = [row(*place, "rare", value, "insufficient") for place, value in excesses.items()]
+    atlas = HeadAtlas(pd.DataFrame(rows), dict(MODEL), {"torch": "2"}, dict(SETTINGS))
+    wanted = [(0, 1), (0, 0), (0, 2), (1, 0), (1, 1)]
+    assert atlas.heads("rare", grade) == [HeadId("", *place) for place in wanted]
+    backwards = HeadAtlas(pd.DataFrame(rows[::-1]), dict(MODEL), {"torch": "2"}, dict(SETTINGS))
+    assert backwards.heads("rare", grade) == atlas.heads("rare", grade)
+
+
+def legend(atlas, **rule):
+    atlas.settings["rule"] = rule
+    console = Console(file=io.StringIO(), width=1000)
+    show(atlas, console)
+    return console.file.getvalue()
+
+
+def test_the_legend_is_of_the_kinds_that_were_scored(atlas):
+    tokens = legend(atlas, margin=0.1, strong=0.25)
+    assert "at or above .25; weak: above .10" in tokens
+    assert "linked" not in tokens
+    assert "at or above .40; weak: above .20" in legend(atlas, margin=0.2, strong=0.4)
+    assert "at or above" not in legend(atlas, margin="high")  # a file may say anything
+    words = [row(0, 0, "coreference", 0.2, "strong", details={"prompts": "treebank"})]
+    atlas.settings.update(prompts={"treebank": 40}, seq_len={"treebank": 96})
+    both = HeadAtlas(pd.concat([atlas.rows, pd.DataFrame(words)]), MODEL, {}, atlas.settings)
+    told = legend(both, margin=0.1, strong=0.25)
+    assert "at or above .25; weak: above .10" in told
+    assert "Kinds between words: score: share of words whose strongest word is the linked" in told
+    assert "at or above 10 points; weak: above 5." in told
+    alone = legend(
+        HeadAtlas(pd.DataFrame(words), MODEL, {}, atlas.settings), margin=0.1, strong=0.25
+    )
+    assert "at or above 10 points; weak: above 5." in alone
+    assert "above .10" not in alone
+    assert "random tokens" not in alone
+
+
 def test_table_and_card(atlas):
     table = atlas.table()
     assert table["address"].tolist() == ["L0H0", "L0H1", "L1H1", "L1H0"]

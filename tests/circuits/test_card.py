@@ -58,6 +58,21 @@ def test_long_tables_are_cut(atlas):
     assert "mine: … 3 more rows" in repr(card)
 
 
+def test_a_table_of_ones_own_is_told(atlas):
+    rows = [{**OV, "number": i, "note": "a<b"} for i in range(5)]
+    other = [{"site": "", "layer": 2, "head": 2, "kind": "K", "wrong": None}]
+    bare = [{"site": "", "layer": 2, "head": 2}]
+    card = atlas.with_table("mine", rows).with_table("composition", other).with_table("bare", bare)
+    text = str(card["L2H2"])
+    told = "copying 0.998, copying_expected 0.002, copying_sd 0.107, copying_z 9.320"
+    told += ", number {}, note a<b"
+    assert f"mine: {'; '.join(told.format(i) for i in range(3))}; and 2 more rows." in text
+    assert "composition: kind K, wrong –." in text  # not the columns of a composition
+    assert "bare" not in text
+    assert "a&lt;b" in card["L2H2"]._repr_html_()
+    assert "mine" not in str(card["L2H1"])
+
+
 cells = (
     st.none() | st.booleans() | st.integers() | st.floats(-1e9, 1e9) | st.text("ab<", max_size=3)
 )

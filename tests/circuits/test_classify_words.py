@@ -39,6 +39,28 @@ def test_names_are_sorted_by_what_they_are_scored_on():
     assert ask(None, Battery()).words == ()
 
 
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        ("induction, syntax", "^unknown kind syntax; known: "),
+        (["induction", 5, "no"], "^unknown kind 5, no; known: "),
+        ([], "^no kind is named; known: "),
+    ],
+)
+def test_unknown_names_are_told_all_that_there_is(kinds, message, as_users_call):
+    with pytest.raises(InputError, match=message) as refused:
+        ask(kinds, Battery())
+    for name in ("previous_token", "semantic", "coreference", "syntactic[.RELATION"):
+        assert name in str(refused.value)
+
+
+def test_a_relation_that_does_not_stand_in_the_documents_is_refused(documents):
+    for names in ("syntactic.foo", "syntactic.foo.to_head", "coreference, syntactic.foo"):
+        for battery in (Battery(), Battery(treebank=documents)):
+            with pytest.raises(InputError, match=r"under 'foo', .*; their relations are acl, "):
+                ask(names, battery)
+
+
 def test_a_treebank_brings_its_kinds(documents):
     words = names(ask(None, Battery(treebank=documents)))
     assert {"induction", "coreference", "syntactic.nsubj.to_dependent"} <= set(words)

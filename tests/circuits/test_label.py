@@ -23,7 +23,7 @@ CONTENT = "duplicate_token,induction"
 
 PER_DOCUMENT = (
     "rows", "mass", "uniform", "pairs", "profile", "profile_pairs", "largest", "largest_rows",
-    "null_mass", "null_pairs",
+    "null_rows", "null_mass", "null_pairs",
 )  # fmt: skip
 PREVIOUS = (Statistic("previous_token", ""),)
 
@@ -39,7 +39,8 @@ def made_sums(mass, *, prompts="random", statistics=PREVIOUS, rows=100):
         profile_pairs=np.zeros((documents, 0)),
         largest=np.zeros((documents, heads, len(OFFSETS))),
         largest_rows=np.ones((documents, len(OFFSETS))),
-        null_mass=np.zeros((documents, heads, 0, 0)), null_pairs=np.zeros((documents, 0, 0, 0)),
+        null_rows=np.zeros((documents, 0, 0), int), null_mass=np.zeros((documents, heads, 0, 0)),
+        null_pairs=np.zeros((documents, 0, 0, 0)),
         permuted=(),
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from headatlas.circuits.label_vectors import Labels, previous_copy
 from headatlas.circuits.profile import (
     Bins,
-    count_cells,
+    Cells,
     matching_pairs,
     sample_rows,
     uniform_mass,
@@ -52,14 +52,33 @@ def test_cells_partition_the_pairs(seed, causal):
     prompts = documents(rng, causal=causal)
     bins = Bins(20, causal)
     labels = (Labels(np.where(prompts.mask, 0, -1), np.where(prompts.mask, 0, -2)),)
-    seen = rng.random(prompts.ids.shape) < 0.5
-    counts = count_cells(labels, prompts, bins, seen)
+    labels = (Labels(np.where(prompts.mask, 0, -1), np.where(prompts.mask, 0, -2)),)
+    cells = Cells(prompts, bins)
+    counts = cells.count(labels)
     lengths = prompts.mask.sum(1)
     assert counts.sum(1).tolist() == [n * (n + 1) // 2 if causal else n * n for n in lengths]
     # the first column's cells hold one pair per row
-    place = prompts.position[0]
-    first = np.unique(bins.cell(seen[0][prompts.mask[0]], place[prompts.mask[0]], np.array(0)))
+    rows = np.flatnonzero(prompts.mask[0])
+    first = np.unique(cells.of(0, rows, rows[:1]))
     assert counts[0, first].sum() == lengths[0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6), st.booleans())
+def test_cells_tell_keys_with_visible_copies_apart(seed, causal):
+    """Pairs of one row bin and one offset differ in their sorts alone."""
+    prompts = documents(np.random.default_rng(seed), causal=causal)
+    cells, n = Cells(prompts, Bins(20, causal)), prompts.ids.shape[1]
+    for document, (ids, real) in enumerate(zip(prompts.ids, prompts.mask, strict=True)):
+        sees = real[:, None] & real & (np.tri(n, dtype=bool) if causal else True)
+        rows, columns = np.nonzero(sees)
+        known = np.array([ids[r] in ids[:r][real[:r]] for r in rows])
+        copied = np.array(
+            [(ids[sees[r]] == ids[c]).sum() > 1 for r, c in zip(rows, columns, strict=True)]
+        )
+        place = prompts.position[document]
+        wanted = cells.bins.cell(known, copied, place[rows], place[columns])
+        assert (cells.of(document, rows, columns) == wanted).all()
 
 
 def test_cells_stay_within_the_count():
@@ -67,7 +86,7 @@ def test_cells_stay_within_the_count():
         for n_pos in (1, 2, 7, 8, 65, 1000):
             bins = Bins(n_pos, causal)
             place = np.arange(n_pos)
-            cells = bins.cell(np.array(1), place[:, None], place[None, :])
+            cells = bins.cell(np.array(1), np.array(1), place[:, None], place[None, :])
             assert cells.min() >= 0
             assert cells.max() < bins.count
 

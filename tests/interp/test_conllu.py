@@ -1,5 +1,7 @@
 """Treebanks in CoNLL-U: text, words, heads, multiword tokens, coreference, and bad files."""
 
+import re
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -134,7 +136,37 @@ def test_a_discontinuous_mention_counts_with_its_first_part(tmp_path):
         ([row("one", "x")], "'one' is no word number"),
         ([row(1, "x", "_", "_")], "needs a head"),
         ([row(1, "x", 5)], "the head 5 in a sentence of 1 words"),
-        ([row(1, "x", 1)], "cannot have the head 0"),
+        ([row(1, "x", 1)], r"line 1: the heads from word 1 on lead back to it \(1 → 1\)"),
+        ([row(1, "x", 2), row(2, "y", 1)], r"line 1: the heads from word 1 on .*\(1 → 2 → 1\)"),
+        (
+            [row(1, "r"), row(2, "x", 3), row(3, "y", 4), row(4, "z", 3)],
+            r"line 3: the heads from word 3 on lead back to it \(3 → 4 → 3\); heads must",
+        ),
+        ([row(n, "x", n % 20 + 1) for n in range(1, 21)], "1 → 2 → 3 → 4 → 5 → 6 → 7 → 8 → … → 1"),
+        (
+            [row(1, "x"), "", row(1, "x"), row(2, "y", 1), row(3, "z")],
+            "line 5: word 3 is a second root beside word 1; a sentence has one",
+        ),
+        (
+            [mwt("1-2", "xy"), row(1, "x"), mwt("2-3", "yz"), row(2, "y", 1), row(3, "z", 1)],
+            "line 3: the range 2-3 overlaps one before it, which ends at word 2",
+        ),
+        (
+            [mwt("1-2", "xy"), mwt("1-3", "xy"), row(1, "x"), row(2, "y", 1), row(3, "z", 1)],
+            "line 2: the range 1-3 overlaps",
+        ),
+        (
+            [row(1, "x"), row(2, "y", 1), mwt("1-2", "xy")],
+            "line 3: range 1-2 stands where word 3 should",
+        ),
+        ([mwt("1-2", "xy")], "the range 1-2 goes beyond the 0 words"),
+        (
+            [row(1, "x"), "# newdoc id = b", row(2, "y", 1)],
+            "line 2: the comment '# newdoc id = b' stands inside a sentence",
+        ),
+        ([row(1, "x"), "# newpar", row(2, "y", 1)], "line 2: the comment '# newpar' stands"),
+        ([row(1, "x"), "# sent_id = 2", row(1, "y")], "line 2: .* an empty line ends it"),
+        (["\t".join(["0.1", *["_"] * 9]), "# newdoc", row(1, "x")], "line 2: the comment"),
         ([row(1, " ")], "the word form is empty"),
         ([mwt("1-3", "xy"), row(1, "x")], "the range 1-3 goes beyond"),
         ([mwt("2-1", "xy"), row(1, "x")], "no range of words"),
@@ -166,6 +198,44 @@ def test_a_changed_file_reads_or_is_refused(tmp_path, data):
         return
     for document in documents:
         assert all(document.text[a:b] for a, b in document.spans)
+        assert_trees(document)
+
+
+def assert_trees(document):
+    """Each sentence has one root, to which all its words lead."""
+    roots = [word for word, head in enumerate(document.heads) if head < 0]
+    assert [document.sentences[word] for word in roots] == [*range(len(document.first_words))]
+    for word in range(len(document.heads)):
+        for _ in document.heads:
+            word = document.heads[word] if document.heads[word] >= 0 else word
+        assert word in roots
+
+
+SENTENCES = st.lists(
+    st.one_of(
+        st.builds(row, st.integers(1, 4), st.just("x"), st.integers(0, 4)),
+        st.builds(lambda a, b: mwt(f"{a}-{b}", "xx"), st.integers(1, 3), st.integers(2, 4)),
+        st.sampled_from(["", "# newdoc", "# newpar", "# text = x", "0.1" + "\t_" * 9]),
+    ),
+    max_size=8,
+) | st.lists(st.integers(0, 5), min_size=1, max_size=5).map(
+    lambda heads: [row(n, "x", head) for n, head in enumerate(heads, 1)]
+)
+
+
+@FUZZ
+@given(blocks=st.lists(SENTENCES, min_size=1, max_size=3))
+def test_lines_in_any_order_make_trees_or_are_refused(tmp_path, blocks):
+    lines = [line for block in blocks for line in (*block, "")]
+    try:
+        documents = read(tmp_path, *lines)
+    except InputError as error:
+        assert re.search(r", line \d+: |holds no sentences|is empty", str(error))  # noqa: PT017
+        return
+    words = [line for line in lines if re.match(r"\d\t", line)]
+    assert sum(len(document.heads) for document in documents) == len(words)
+    for document in documents:
+        assert_trees(document)
 
 
 @FUZZ

@@ -1,3 +1,4 @@
+import contextlib
 import errno
 import os
 import resource
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from headatlas.interp import files
 from headatlas.interp.errors import InputError
 from headatlas.interp.files import atomic_write, check_target, read_text
+from tests.interp.interrupts import interrupt_at
 
 FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -39,6 +41,31 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path):
         interrupted()
     assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_a_request_to_stop_at_any_line_leaves_no_temporary_file(tmp_path):
+    target, event = tmp_path / "out.json", 0
+    while True:
+        event += 1
+        target.write_text("old")
+        stop = interrupt_at(event, files, "atomic_write")
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            stop as seen,
+            atomic_write(target) as temporary,
+        ):
+            temporary.write_text("new")
+        assert [path.name for path in tmp_path.iterdir()] == ["out.json"], f"event {event}"
+        assert target.read_text() in ("old", "new")
+        if seen() < event:
+            break
+    assert event > 8
+    assert target.read_text() == "new"
+
+
+def test_what_is_half_written_is_private(tmp_path):
+    with atomic_write(tmp_path / "out") as temporary:
+        assert stat.S_IMODE(temporary.stat().st_mode) == 0o600
 
 
 def test_permissions_are_those_of_an_ordinary_file(tmp_path):

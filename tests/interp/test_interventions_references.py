@@ -145,7 +145,7 @@ class TestAnnouncements:
         make, size = self.MADE[name]
         said = []
         monkeypatch.setattr(
-            "headatlas.interp.references.announce", lambda n, what: said.append((n, what))
+            "headatlas.interp.reference_sources.announce", lambda n, what: said.append((n, what))
         )
         hook = model.register_forward_pre_hook(lambda *_: said.append("ran"))
         hooked = model.model.register_forward_pre_hook(lambda *_: said.append("ran"))

@@ -1,5 +1,7 @@
 """Interventions as values: what they say, what they refuse, how they compose, what is a no-op."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from headatlas.interp.attach import attach
 from headatlas.interp.capture import capture
 from headatlas.interp.errors import InputError
 from headatlas.interp.heads import HeadId, KvHeadId, parse_head
-from headatlas.interp.intervention import as_positions
+from headatlas.interp.intervention import Intervention, as_positions
 from headatlas.interp.interventions import (
     add,
     freeze,
@@ -102,28 +104,60 @@ class TestValues:
 
 
 class TestNoOps:
+    """They change nothing, although they are asked to; their neighbours change something."""
+
+    @pytest.fixture
+    def changed(self, monkeypatch):
+        """The layers in which an intervention was asked for its values."""
+        layers, edit = [], Intervention.edit
+
+        def watched(*arguments):
+            made = edit(*arguments)
+
+            def change(call, value):
+                layers.append(call.site.layer)
+                return made.change(call, value)
+
+            return replace(made, change=change)
+
+        monkeypatch.setattr(Intervention, "edit", watched)
+        return layers
+
     @pytest.mark.parametrize("target", TARGETS)
     @pytest.mark.parametrize("positions", [None, [0, 3]])
-    def test_gate_1(self, model, target, positions):
-        self.same(model, gate(["L0H1", "L1KV1"], 1.0, target, positions=positions), target)
+    def test_gate_1(self, model, target, positions, changed):
+        one, other = (
+            gate(["L0H1", "L1KV1"], factor, target, positions=positions) for factor in (1.0, 0.5)
+        )
+        self.same(model, one, other, target, changed)
 
     @pytest.mark.parametrize("target", ["q", "k", "v", "scores", "z"])
-    def test_add_0(self, model, target):
-        width = 1 if target == "scores" else 8
-        self.same(model, add(["L0H1", "L1KV1"], torch.zeros(width), target), target)
+    def test_add_0(self, model, target, changed):
+        heads, width = ["L0H1", "L1KV1"], 6 if target == "scores" else 8
+        none = add(heads, torch.zeros(1 if target == "scores" else 8), target)
+        # at one column: the softmax does not see what all keys, or all scores of a row, gain
+        some = add(heads, torch.arange(1.0, width + 1), target, positions=[1])
+        self.same(model, none, some, target, changed)
 
     @pytest.mark.parametrize("target", TARGETS)
-    def test_patch_with_itself(self, model, target):
-        self.same(model, patch(model, ["L0H1", "L1KV1"], target, tokens=IDS), target)
+    def test_patch_with_itself(self, model, target, changed):
+        own, other = (
+            patch(model, ["L0H1", "L1KV1"], target, tokens=ids) for ids in (IDS, IDS.flip(1))
+        )
+        self.same(model, own, other, target, changed)
 
     @staticmethod
-    def same(model, intervention, target):
+    def same(model, intervention, other, target, changed):
         own = run(model, IDS).logits
+        assert changed == []
         seen = run(model, IDS, intervention).logits
+        assert changed == [0, 1]
         if target in ("q", "z"):  # the same numbers take the same way
             assert torch.equal(seen, own)
         # k and v told apart per query head, and a written-out pattern, are summed in another order
-        assert (seen - own).abs().max() <= TOLERANCE * own.abs().max()
+        bound = TOLERANCE * own.abs().max()
+        assert (seen - own).abs().max() <= bound
+        assert (run(model, IDS, other).logits - own).abs().max() > bound
 
     @pytest.mark.parametrize("nothing", [[], (), [[], []]])
     def test_an_empty_list(self, model, nothing):

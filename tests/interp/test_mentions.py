@@ -183,6 +183,41 @@ def test_what_is_no_template(tmp_path, line, message):
         read_templates(tmp_path, line)
 
 
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([f"nurse\tpatient\t0\t{TEMPLATE}"], "line 1: expected a header of the columns occup"),
+        (["", f"nurse\tpatient\t0\t{TEMPLATE}"], "line 2: expected a header"),
+        (["occupation\tparticipant\tanswer"], "line 1: expected a header"),
+        (["participant\toccupation\tanswer\tsentence"], "line 1: expected a header"),
+        (["occupation\tparticipant\tanswer\tsentence"], "holds no templates below"),
+    ],
+)
+def test_a_file_without_its_header_is_refused(tmp_path, lines, message):
+    path = tmp_path / "templates.tsv"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(InputError, match=message):
+        read_winogender(path)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        f"nurse\tpatient\t0\t{TEMPLATE}",
+        f"nurse\tpatient\t1\t{TEMPLATE}",
+        f"Nurse \tpatient\t0\t{TEMPLATE.replace(' ', '  ')}",
+    ],
+)
+def test_a_template_that_stands_twice_is_refused(tmp_path, again):
+    other = TEMPLATE.replace("kind", "fast")
+    lines = [f"nurse\tpatient\t0\t{TEMPLATE}", f"nurse\tpatient\t1\t{other}", "", again]
+    assert len(read_templates(tmp_path, *lines[:2])) == 12
+    with pytest.raises(
+        InputError, match=r"line 5: .* in templates\.tsv, line 2 already; leave one"
+    ):
+        read_templates(tmp_path, *lines)
+
+
 SLOTS = ["$OCCUPATION", "$PARTICIPANT", "$NOM_PRONOUN", "$ACC_PRONOUN", "$POSS_PRONOUN", "$"]
 pieces = st.lists(st.sampled_from([*SLOTS, "The ", "the", " ", "was", ".", "a "]), max_size=10)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from transformers import BertConfig, BertModel, GPT2Model
 
 from headatlas.circuits.behaviour import Behaviour, Downstream, copied_next, has_next
@@ -22,6 +22,7 @@ from headatlas.interp import interventions as iv
 from headatlas.interp.attach import attach
 from headatlas.interp.errors import InputError
 from headatlas.interp.forward import run_whole
+from headatlas.interp.heads import HeadId
 from headatlas.interp.intervene import intervene
 from headatlas.interp.sites import Site
 from tests.circuits.causal.models import gemma2, gpt2, llama, loss_by_hand, repeats
@@ -234,13 +235,51 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, change, message):
     assert path.read_bytes() == before
 
 
+def metadata(path):
+    content = path.read_bytes()
+    return json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_of_finished_heads_are_finite(tmp_path, value):
+    path = tmp_path / "sweep.safetensors"
+    asked = (gpt2(), repeats(), COPIED)
+    whole = sweep(*asked, heads=HEADS, checkpoint=path)
+    meta, values = metadata(path), load_file(path)["values"]
+    broken = values.copy()
+    broken[2, 1, 0, 3] = value
+    done = np.array([1, 1, 1, 0], np.uint8)
+    save_file({"values": broken, "done": done}, path, meta)
+    with pytest.raises(InputError, match="of 3 heads marked as done 1 have values that are"):
+        sweep(*asked, heads=HEADS, checkpoint=path)
+    done[2] = 0  # what is not finished is run again, whatever stands there
+    save_file({"values": broken, "done": done}, path, meta)
+    again = sweep(*asked, heads=HEADS, checkpoint=path)
+    np.testing.assert_array_equal(again.harm, whole.harm)
+    np.testing.assert_array_equal(load_file(path)["values"], values)
+
+
+def test_outputs_that_are_not_finite_without_a_head_are_refused(tmp_path, monkeypatch):
+    path, own = tmp_path / "sweep.safetensors", Trials.run
+
+    def run(self, removals):
+        found = own(self, removals)
+        found[[r.heads[0] == HeadId("", 1, 1) and r.ablation == "mean" for r in removals]] = np.nan
+        return found
+
+    monkeypatch.setattr(Trials, "run", run)
+    with pytest.raises(InputError, match=r"not finite when L1H1 is removed \(mean\)"):
+        sweep(gpt2(), repeats(), COPIED, heads=HEADS, checkpoint=path)
+    kept = load_file(path)
+    assert kept["done"].tolist() == [1, 0, 0, 0]
+    assert np.isfinite(kept["values"]).all()
+
+
 def test_a_damaged_checkpoint_is_refused(tmp_path):
     path = tmp_path / "sweep.safetensors"
     asked = (gpt2(), repeats(), COPIED)
     sweep(*asked, heads=HEADS, checkpoint=path)
-    content = path.read_bytes()
-    head = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    meta = head["__metadata__"]
+    meta = metadata(path)
     for arrays in (
         {"values": np.full((4, 3, 1, 5), np.nan), "done": np.ones(4, np.uint8)},
         {"values": np.zeros((4, 3, 1, 5)), "done": np.full(4, 7, np.uint8)},
@@ -249,7 +288,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
         {"values": np.zeros((4, 3, 1, 5))},
     ):
         save_file(arrays, path, meta)
-        with pytest.raises(InputError, match=r"impossible values|damaged"):
+        with pytest.raises(InputError, match="is damaged"):
             sweep(*asked, heads=HEADS, checkpoint=path)
     save_file({"values": np.zeros(3)}, path)
     with pytest.raises(InputError, match="not a checkpoint of a sweep"):

@@ -111,7 +111,11 @@ def test_the_command_prints_and_writes(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "L1H1 looks at the previous token" in shown
     assert "Tested heads" in shown
-    assert json.loads((tmp_path / "trace.json").read_text())["chain"][0] == "L1H1"
+    assert "Not tested, since no induction head stands after them: L3H2." in " ".join(shown.split())
+    content = json.loads((tmp_path / "trace.json").read_text())
+    assert content["chain"][0] == "L1H1"
+    assert content["untested"] == ["L3H2"]
+    assert {row["layer"] for row in content["rows"] + content["heads"]} == {0, 1, 2}
 
 
 def test_a_set_against_random_sets_of_its_layers():
@@ -128,6 +132,8 @@ def test_a_set_against_random_sets_of_its_layers():
     assert len(found.random) == 3  # the other two of layer 0 with each of three of layer 2
     assert found.excess == pytest.approx(found.effect - found.random.mean())
     assert found.p == (1 + (found.random >= found.effect).sum()) / 4
+    assert found.shared_layers == ()
+    assert found.rows["shared"].tolist() == [3, 0, 0, 0]
     for listed in found.rows.loc[found.rows["set"] == "random", "heads"]:
         drawn = [HeadId.parse(head) for head in listed.split()]
         assert [head.layer for head in drawn] == [0, 0, 2]
@@ -141,6 +147,15 @@ def test_a_set_that_fills_its_layer_draws_from_all_of_it():
     assert all(set(one) != set(every[:3]) for one in sets)
     with pytest.raises(InputError, match="no other set of heads"):
         set_effect(llama(), repeats(), EVERYWHERE, [f"L0H{h}" for h in range(4)])
+
+
+def test_random_sets_that_share_heads_with_the_set_are_told():
+    found = set_effect(llama(), repeats(), EVERYWHERE, ["L0H0", "L0H1", "L0H3", "L2H1"], n_random=9)
+    assert found.shared_layers == ("L0",)
+    own = {str(head) for head in found.heads}
+    for row in found.rows.to_dict("records"):
+        assert row["shared"] == len(own & {*row["heads"].split()})
+    assert found.rows.loc[found.rows["set"] == "random", "shared"].between(2, 3).all()
 
 
 def test_pairs_beyond_their_singles():

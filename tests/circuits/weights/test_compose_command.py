@@ -28,6 +28,9 @@ def test_table_and_file(run, tmp_path):
     assert content["delta"] == 1
     assert len(content["pairs"]) == 16 + 8  # from two layers of 8, and into one
     assert all("L2H2" in (pair["source"], pair["target"]) for pair in content["pairs"])
+    assert min(pair["p"] for pair in content["pairs"]) < 1e-20  # an order, no probability to quote
+    assert "e-" not in done.output
+    assert "<0.001 <0.001" in done.output
     assert f"wrote {out}: 24 pairs" in done.output.replace("\n", "")
 
 

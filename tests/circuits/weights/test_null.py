@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from headatlas.circuits.weights.null import (
+    P_RESOLUTION,
     false_discovery_q,
     gamma_p,
     random_frame,
@@ -63,6 +64,19 @@ def test_gamma_p_is_close_to_the_sampled_tail(sort):
     p = gamma_p(torch.tensor(observed(a, b, rng)), mean, variance).numpy()
     for level in (0.01, 0.05, 0.1):
         assert abs((p <= level).mean() - level) < 0.02
+
+
+@pytest.mark.parametrize(("fall", "rank"), [(1.0, 8), (0.6, 8), (0.6, 2)])
+def test_p_is_a_number_down_to_its_resolution(fall, rank):
+    """Frames of the rank's columns stand for rotations: the rest of both maps is zero."""
+    generator, d = torch.Generator().manual_seed(0), 32
+    spectrum = fall ** torch.arange(rank).double()
+    frames, _ = torch.linalg.qr(torch.randn(40_000, d, rank, generator=generator))
+    block = frames[:, :rank].double() * spectrum[:, None] * spectrum
+    side = (spectrum**2).sum(), (spectrum**4).sum()
+    p = gamma_p(block.square().sum((1, 2)), *rotation_moments(side, side, d)).numpy()
+    assert (p <= P_RESOLUTION).mean() < 3 * P_RESOLUTION
+    assert 0.5 < (p <= 0.01).mean() / 0.01 < 1.7
 
 
 def test_nothing_random_gives_p_one():

@@ -1,0 +1,1 @@
+"""What a model's predictions lose when heads are removed: loss, perplexity, divergence."""

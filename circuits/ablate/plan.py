@@ -1,0 +1,109 @@
+"""What was asked of an ablation, checked, and the documents that follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ...interp.errors import InputError
+from ...interp.heads import HeadId, one_or_more, parse_head
+from ...interp.named_heads import locate
+from ...interp.plain_numbers import as_index
+from ...interp.probes import MIN_PROMPTS, MIN_TOKENS
+from ...interp.sites import Site
+from ...interp.texts import Documents, read_documents
+from ...interp.tokens import context_length
+from ..arguments import whole_number
+from ..causal.decoder import check_decoder
+from ..causal.stand_in import check_ablations
+from .evaluate import check_count, repeated_probe
+from .evaluation import Evaluation
+from .result import REPEATED, TEXT
+
+DOCUMENTS, SEQ_LEN = 32, 64
+"""Defaults: as much as a sweep over hundreds of heads can read on a few cores."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was asked for, checked."""
+
+    sites: tuple[Site, ...]
+    methods: tuple[str, ...]
+    prompts: int
+    seq_len: int
+    prepend_bos: bool | None
+    level: float
+    seed: int
+
+    def read(self, model: Any, tokenizer: Any, texts: Any) -> dict[str, Documents]:
+        """The text, and the repeated random tokens.
+
+        Raises:
+            InputError: text that cannot be read, or too little of it.
+        """
+        text = texts
+        if not isinstance(texts, Documents):
+            text = read_documents(
+                texts, model, tokenizer, n=self.prompts, seq_len=self.seq_len,
+                prepend_bos=self.prepend_bos, seed=self.seed,
+            )  # fmt: skip
+        for method in self.methods:
+            check_count(method, len(text))
+        probe = repeated_probe(
+            model, tokenizer, prompts=max(self.prompts, MIN_PROMPTS),
+            seq_len=max(self.seq_len, MIN_TOKENS), prepend_bos=self.prepend_bos, seed=self.seed,
+        )  # fmt: skip
+        return {TEXT: text, REPEATED: probe}
+
+    def settings(self, evaluations: dict[str, dict[str, Evaluation]]) -> dict[str, Any]:
+        """Everything needed to run it again."""
+        first = {name: next(iter(found.values())) for name, found in evaluations.items()}
+        return {
+            "methods": [*self.methods], "prompts": self.prompts, "seq_len": self.seq_len,
+            "prepend_bos": self.prepend_bos, "level": self.level, "seed": self.seed,
+            "origin": {name: one.documents.origin for name, one in first.items()},
+            "bos": {name: one.documents.prompts.bos for name, one in first.items()},
+            "resumed": {name: one.resumed for name, one in first.items()},
+            "groups": {name: one.groups for name, one in first.items()},
+        }  # fmt: skip
+
+
+def make_plan(
+    model: Any,
+    methods: Any,
+    prompts: Any,
+    seq_len: Any,
+    prepend_bos: Any,
+    level: Any,
+    seed: Any,
+) -> Plan:
+    """Check what was asked for.
+
+    Raises:
+        InputError: no decoder with a head, an unknown method, or numbers that do not fit.
+    """
+    sites, ways = check_decoder(model), check_ablations(methods)
+    context = context_length(model)
+    length = min(SEQ_LEN, context or SEQ_LEN) if seq_len is None else as_index(seq_len)
+    if length is None or length < 2:
+        raise InputError(f"seq_len is a whole number of tokens, at least 2; got {seq_len!r}.")
+    if not isinstance(level, float) or not 0 < level < 1:
+        raise InputError(f"level is a number between 0 and 1, such as .95; got {level!r}.")
+    count, seed = whole_number("prompts", prompts, 1), whole_number("seed", seed, 0)
+    return Plan(sites, ways, count, length, prepend_bos, level, seed)
+
+
+def named_heads(heads: Any, sites: tuple[Site, ...]) -> tuple[HeadId, ...]:
+    """The named query heads, in order; a key-value head stands for those of its group.
+
+    Raises:
+        InputError: none, one that the model does not have, or one that is named twice.
+    """
+    listed = [parse_head(head) for head in one_or_more(heads)]
+    if not listed:
+        raise InputError("no head is named; write L18H6, say.")
+    named = locate([*dict.fromkeys(listed)], sites)
+    return tuple(
+        sorted(HeadId(site.stack, site.layer, i) for site, own in named.items() for i in own.query)
+    )

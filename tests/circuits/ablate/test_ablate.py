@@ -1,0 +1,327 @@
+"""Heads removed together and one at a time: figures, intervals, files, resumption, heat map."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+import headatlas as ha
+from headatlas.circuits.ablate.ablate import ablate_heads, ablation_sweep
+from headatlas.circuits.ablate.evaluate import evaluate
+from headatlas.circuits.ablate.evaluation import Evaluation
+from headatlas.circuits.ablate.intervals import FIGURES, with_intervals
+from headatlas.circuits.ablate.plan import make_plan
+from headatlas.circuits.atlas_tables import check_table
+from headatlas.interp.errors import InputError
+from headatlas.interp.grammar import natural_text
+from headatlas.interp.heads import HeadId
+from headatlas.interp.plots import write_figure
+from headatlas.interp.probes import Prompts
+from headatlas.interp.texts import Documents, read_documents
+from tests.circuits.causal.models import gpt2, llama
+
+SMALL = {"prompts": 16, "seq_len": 24}
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return ha.load("tiny")
+
+
+@pytest.fixture(scope="module")
+def swept():
+    return ablation_sweep(llama(), None, methods=["mean", "zero"], **SMALL)
+
+
+def rows_of(found, **wanted):
+    rows = found.rows
+    for column, value in wanted.items():
+        rows = rows.loc[rows[column] == value]
+    return rows.reset_index(drop=True)
+
+
+# -- intervals -----------------------------------------------------------------------------------
+
+
+def made(loss, base=None, kl=None, n=None):
+    """An evaluation with these losses [set, document]."""
+    sets, count = loss.shape
+    ids = np.arange(2 * count).reshape(count, 2)
+    return Evaluation(
+        Documents(Prompts("text", ids, ids >= 0, bos=False), "made"), ((),) * sets, "zero",
+        np.ones(count, int) if n is None else n, np.zeros(count) if base is None else base,
+        loss, np.abs(loss) if kl is None else kl, resumed=True,
+    )  # fmt: skip
+
+
+def test_intervals_cover():
+    """The true effect lies in 95 % of intervals, all three heads at once, lengths unequal."""
+    rng, truth, held = np.random.default_rng(0), np.array([0.0, 0.2, 1.0]), 0
+    for seed in range(120):
+        n = rng.integers(5, 60, 40)
+        base = rng.normal(3, 1, 40)
+        harm = truth[:, None] + rng.normal(0, 0.5, (3, 40)) / np.sqrt(n / 20)
+        (table,) = with_intervals([made(base + harm, base, n=n)], seed=seed)
+        held += bool(((table["delta_low"] <= truth) & (truth <= table["delta_high"])).all())
+    assert 104 <= held <= 120  # 114 expected; ±4 standard deviations
+
+
+def test_intervals_are_paired():
+    """Documents differ widely in loss and hardly in harm: the interval is that of the harm."""
+    rng = np.random.default_rng(1)
+    base = rng.normal(3, 2, 50)
+    (table,) = with_intervals([made(base + 0.1 + rng.normal(0, 0.01, (1, 50)), base)])
+    low, high = table[["delta_low", "delta_high"]].iloc[0]
+    assert 0.09 < low < 0.1 < high < 0.11
+    assert table["ratio_low"][0] == pytest.approx(np.exp(low))
+    assert table["perplexity_ratio"][0] == pytest.approx(np.exp(0.1), abs=0.01)
+
+
+def test_more_heads_widen_the_intervals():
+    rng = np.random.default_rng(2)
+    loss = rng.normal(0, 1, (50, 40))
+    (many,), (one,) = with_intervals([made(loss)]), with_intervals([made(loss[:1])])
+    assert many["delta_low"][0] < one["delta_low"][0]
+    assert many["delta_high"][0] > one["delta_high"][0]
+    two = with_intervals([made(loss[:20]), made(loss[20:])])  # as of two methods
+    pd.testing.assert_frame_equal(pd.concat(two, ignore_index=True), many)
+
+
+def test_nothing_removed_has_an_interval_of_nothing():
+    (table,) = with_intervals([made(np.zeros((1, 20)))])
+    assert table[["delta_low", "delta_high", "kl_low", "kl_high"]].to_numpy().tolist() == [[0] * 4]
+    (few,) = with_intervals([made(np.ones((1, 15)))])
+    assert few[["delta_low", "delta_high"]].isna().all(axis=None)
+    assert few["delta_loss_nats"].tolist() == pytest.approx([1.0])
+
+
+# -- some heads together -------------------------------------------------------------------------
+
+
+def test_ablated_heads_are_those_of_evaluate(tiny, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(natural_text(600, seed=2))
+    found = ablate_heads(*tiny, ["L1H1", "L2KV0"], path, method="zero", **SMALL)
+    assert found.heads == (HeadId("", 1, 1), HeadId("", 2, 0), HeadId("", 2, 1))
+    read = read_documents(path, *tiny, n=16, seq_len=24)
+    expected = evaluate(tiny[0], read, [found.heads])
+    assert found.delta_loss_nats == pytest.approx(expected.delta_loss_nats[0])
+    assert found.kl_nats == pytest.approx(expected.kl_nats[0])
+    assert found.perplexity_ratio == pytest.approx(np.exp(found.delta_loss_nats))
+    assert (
+        found.delta_second_copy_nats == rows_of(found, documents="repeated")["delta_loss_nats"][0]
+    )
+    assert rows_of(found, documents="text")["origin"][0] == "text.txt"
+    assert found.delta_second_copy_nats > found.delta_loss_nats > 0.5  # what feeds induction
+    low, high = rows_of(found, documents="text")[["delta_low", "delta_high"]].iloc[0]
+    assert low < found.delta_loss_nats < high
+
+
+def test_without_text_the_model_writes_it_and_that_is_said(tiny):
+    found = ablate_heads(*tiny, "L0H0", seed=5, **SMALL)
+    assert rows_of(found, documents="text")["origin"][0] == "sampled from the model, seed 5"
+    assert "sampled from the model, seed 5" in repr(found)
+    assert found.settings["origin"]["text"] == "sampled from the model, seed 5"
+    assert found.caveats == ()
+    again = ablate_heads(*tiny, "L0H0", seed=5, **SMALL)
+    pd.testing.assert_frame_equal(again.rows, found.rows)
+
+
+def test_few_texts_have_figures_and_no_interval(tiny):
+    found = ablate_heads(*tiny, ["L1H1"], ["a cat sat.", "a dog ran to the house."])
+    assert rows_of(found, documents="text")["delta_low"].isna().all()
+    assert rows_of(found, documents="repeated")["delta_low"].notna().all()
+    assert "2 documents of text: no interval" in found.caveats[0]
+    assert found.caveats[0] in repr(found)
+
+
+def test_documents_one_by_one(tiny):
+    found = ablate_heads(*tiny, ["L1H1"], **SMALL)
+    single = found.per_document()
+    text = single.loc[single["documents"] == "text"]
+    pooled = (text["n"] * text["delta_loss_nats"]).sum() / text["n"].sum()
+    assert pooled == pytest.approx(found.delta_loss_nats)
+    assert len(single) == 32
+
+
+@pytest.mark.parametrize("suffix", [".json", ".csv", ".parquet"])
+@pytest.mark.parametrize("what", ["heads", "sweep"])
+def test_files(tmp_path, swept, suffix, what):
+    found = swept
+    if what == "heads":
+        found = ablate_heads(llama(), None, "L1H1", torch.arange(1, 49).reshape(2, 24), **SMALL)
+    path = found.save(tmp_path / f"out{suffix}")
+    if suffix == ".json":
+        content = json.loads(path.read_text())
+        rows = pd.DataFrame(content["rows"])
+        method = "mean"
+        loss = content["per_document"]["text"][method]["loss_nats"]
+        np.testing.assert_allclose(loss, found.evaluations["text"][method].loss)
+        assert content["settings"] == found.settings
+        assert content["summary"] == repr(found)
+    elif suffix == ".csv":
+        rows = pd.read_csv(path, keep_default_na=False, na_values=[""])
+        rows = rows.assign(**({"site": ""} if "site" in rows else {}))
+    else:
+        rows = pd.read_parquet(path)
+        meta = json.loads(pq.read_schema(path).metadata[b"headatlas"])
+        assert meta["settings"] == found.settings
+    pd.testing.assert_frame_equal(rows, found.rows, check_dtype=False)
+    check_table("ablation", found.rows)  # an atlas can carry it
+
+
+# -- one head after the other --------------------------------------------------------------------
+
+
+def test_a_sweep_is_every_head_by_itself(swept):
+    model = llama()
+    assert swept.rows[["site", "layer", "head"]].drop_duplicates().shape == (12, 3)
+    assert len(swept.rows) == 12 * 2 * 2
+    for method in ("mean", "zero"):
+        one = ablate_heads(model, None, "L1H2", method=method, **SMALL)
+        for documents in ("text", "repeated"):
+            own = rows_of(swept, layer=1, head=2, method=method, documents=documents)
+            other = rows_of(one, documents=documents)
+            for name in ("base_loss_nats", "delta_loss_nats", "perplexity_ratio", "kl_nats"):
+                assert own[name][0] == pytest.approx(other[name][0], abs=5e-5)
+            assert own["delta_low"][0] <= other["delta_low"][0] + 1e-6  # all heads at once
+
+
+def test_a_table_has_both_documents_side_by_side(swept):
+    table = swept.table(method="zero", top=3)
+    own = rows_of(swept, method="zero", documents="text")
+    best = own.loc[own["delta_loss_nats"].idxmax()]
+    assert table["head"][0] == f"L{best['layer']}H{best['head']}"
+    other = rows_of(
+        swept, method="zero", documents="repeated", layer=best["layer"], head=best["head"]
+    )
+    assert table["second_copy_delta_loss_nats"][0] == other["delta_loss_nats"][0]
+    assert table["delta_loss_nats"].is_monotonic_decreasing
+    assert len(table) == 3
+    with pytest.raises(InputError, match="removed by mean, zero; got 'resample'"):
+        swept.table(method="resample")
+
+
+def test_single_documents_of_a_sweep(swept):
+    single = swept.per_document()
+    assert len(single) == 12 * 2 * (16 + 16)
+    own = single.query("head == 'L2H3' and method == 'zero' and documents == 'text'")
+    pooled = (own["n"] * own["kl_nats"]).sum() / own["n"].sum()
+    expected = rows_of(swept, layer=2, head=3, method="zero", documents="text")["kl_nats"][0]
+    assert pooled == pytest.approx(expected)
+
+
+def test_the_first_method_and_the_figures_that_are_said(swept):
+    text = repr(swept)
+    assert text.startswith("12 heads removed one at a time (mean, zero)\n")
+    assert text.count("certainly above 0") == 4
+    assert list(swept.rows.columns[-len(FIGURES) :]) == list(FIGURES)
+
+
+@pytest.mark.parametrize("stop", [1, 4])
+def test_a_sweep_that_was_stopped_goes_on_to_the_same_numbers(tmp_path, swept, stop):
+    path, told = tmp_path / "kept.safetensors", []
+
+    def interrupt(*progress):
+        told.append(progress)
+        if len(told) == stop:
+            raise KeyboardInterrupt
+
+    options = {"methods": ["mean", "zero"], "checkpoint": path, **SMALL}
+    with pytest.raises(KeyboardInterrupt):
+        ablation_sweep(llama(), None, progress=interrupt, **options)
+    done = []
+    found = ablation_sweep(llama(), None, progress=lambda *one: done.append(one), **options)
+    pd.testing.assert_frame_equal(found.rows, swept.rows)
+    assert done[-1] == ("ablate random", 12, 12)
+    files = sorted(one.name for one in tmp_path.iterdir())
+    assert files == ["kept-repeated.safetensors", "kept-text.safetensors"]
+    with pytest.raises(InputError, match="is of another sweep"):
+        ablation_sweep(llama(), None, **{**options, "seed": 1})
+    with pytest.raises(InputError, match="is of another model"):
+        ablation_sweep(llama(seed=3), None, ids(), **options)
+
+
+def ids():
+    return torch.randint(1, 60, (16, 24), generator=torch.Generator().manual_seed(0))
+
+
+def test_a_heat_map(tmp_path, swept):
+    figure = swept.plot("kl_nats", method="zero", documents="repeated", title="<b>mine")
+    cells = figure.data[0].z
+    assert cells.shape == (3, 4)
+    expected = rows_of(swept, method="zero", documents="repeated", layer=2, head=1)["kl_nats"][0]
+    assert cells[2, 1] == expected
+    assert figure.layout.title.text == "&lt;b&gt;mine"
+    assert figure.layout.coloraxis.cmin == 0
+    loss = swept.plot()
+    assert loss.layout.coloraxis.cmin == -loss.layout.coloraxis.cmax
+    assert "mean ablation, text" in loss.layout.title.text
+    ratio = swept.plot("perplexity_ratio").layout.coloraxis
+    assert (ratio.cmin + ratio.cmax) / 2 == pytest.approx(1)
+    write_figure(loss, tmp_path / "map.html")
+    assert "plotly" in (tmp_path / "map.html").read_text()
+    with pytest.raises(InputError, match="a heat map shows"):
+        swept.plot("grade")
+    with pytest.raises(InputError, match="a heat map shows"):
+        swept.plot(documents="wiki")
+
+
+def test_heads_that_were_not_removed_stay_blank():
+    found = ablation_sweep(gpt2(), None, heads=["L0H1", "L2H0"], **SMALL)
+    cells = found.plot().data[0].z
+    assert np.isfinite(cells).tolist() == [[False, True], [False, False], [True, False]]
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+def test_bad_requests(tiny, tmp_path):
+    encoder = BertForMaskedLM(
+        BertConfig(
+            vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=24,
+        )
+    ).eval()  # fmt: skip
+    for run in (lambda: ablate_heads(encoder, None, "L0H0"), lambda: ablation_sweep(encoder, None)):
+        with pytest.raises(InputError, match="is an encoder"):
+            run()
+    with pytest.raises(InputError, match="no head L7H0"):
+        ablate_heads(*tiny, ["L7H0"])
+    with pytest.raises(InputError, match="L1H1 is named twice"):
+        ablate_heads(*tiny, ["L1H1", "L1KV0"])
+    with pytest.raises(InputError, match="no head is named"):
+        ablate_heads(*tiny, [])
+    with pytest.raises(InputError, match="there is a single one"):
+        ablate_heads(*tiny, ["L1H1"], ["a cat sat."])
+    with pytest.raises(InputError, match="ablations are among"):
+        ablation_sweep(*tiny, methods=["mean", "mean"])
+    with pytest.raises(InputError, match=r"is a \.safetensors file"):
+        ablation_sweep(*tiny, checkpoint=tmp_path / "kept.json")
+    edited = ha.attach(tiny[0], edits=[ha.Edit("z", lambda _call, z: z)])
+    with pytest.raises(InputError, match="the model is being edited"), edited:
+        ablation_sweep(*tiny, checkpoint=tmp_path / "kept.safetensors")
+    with pytest.raises(InputError, match="no known format"):
+        ablate_heads(*tiny, ["L1H1"], **SMALL).save(tmp_path / "out.txt")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (2, 0, "prompts is a whole number"),
+        (3, 1, "seq_len is a whole number"),
+        (3, 2.5, "seq_len is a whole number"),
+        (5, 1.0, "level is a number between"),
+        (5, "much", "level is a number between"),
+        (6, -1, "seed is a whole number"),
+    ],
+)
+def test_bad_numbers(tiny, place, value, message):
+    given = [tiny[0], "mean", 16, 24, None, 0.95, 0]
+    given[place] = value
+    with pytest.raises(InputError, match=message):
+        make_plan(*given)
