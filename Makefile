@@ -22,7 +22,7 @@ types: $(VENV)/.installed-test
 	$(VENV)/bin/pyright
 
 unit: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n auto
+	$(VENV)/bin/python -m pytest -n auto --durations=25
 
 # The tests that need the real weights of smollm2-135m (fetched once, 93 MB).
 real: $(VENV)/.installed-test

@@ -16,6 +16,7 @@ import typer
 from headatlas import __version__
 
 from ..interp.errors import InputError
+from .ablate.command import ablate
 from .causal.command import trace_induction
 from .classify_command import classify
 from .cost.command import cost
@@ -80,5 +81,5 @@ def _options(
     pass
 
 
-for _command in (classify, plot, compose, trace_induction, cost):
+for _command in (classify, plot, ablate, compose, trace_induction, cost):
     app.command()(_command)

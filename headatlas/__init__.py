@@ -26,6 +26,11 @@ _HOMES = {
     "causal_effects": "circuits.causal.effects",
     "CausalRule": "circuits.causal.evidence",
     "sweep": "circuits.causal.sweep",
+    "ablate_heads": "circuits.ablate.ablate",
+    "ablation_sweep": "circuits.ablate.ablate",
+    "evaluate": "circuits.ablate.evaluate",
+    "repeated_probe": "circuits.ablate.evaluate",
+    "read_documents": "interp.texts",
     "set_effect": "circuits.causal.sets",
     "pairwise_ablation": "circuits.causal.sets",
     "trace_induction": "circuits.causal.trace",
@@ -40,6 +45,12 @@ _HOMES = {
     "retrieval_scores": "circuits.retrieval",
     "in_context_scores": "circuits.in_context",
     "stability": "circuits.stability",
+    "GateTraining": "circuits.prune.settings",
+    "train_gates": "circuits.prune.train",
+    "remove_heads": "circuits.prune.remove.remove",
+    "removal_report": "circuits.prune.remove.report",
+    "save_pruned": "circuits.prune.remove.files",
+    "load_pruned": "circuits.prune.remove.files",
     "load": "interp.load",
     "cost": "circuits.cost.report",
     "attach": "interp.attach",
@@ -77,6 +88,10 @@ _WHOLE = frozenset({"interventions"})  # the file itself
 __all__ = ["__version__", *sorted(_HOMES)]
 
 if TYPE_CHECKING:
+    from .circuits.ablate.ablate import ablate_heads as ablate_heads
+    from .circuits.ablate.ablate import ablation_sweep as ablation_sweep
+    from .circuits.ablate.evaluate import evaluate as evaluate
+    from .circuits.ablate.evaluate import repeated_probe as repeated_probe
     from .circuits.atlas import HeadAtlas as HeadAtlas
     from .circuits.behaviour import Behaviour as Behaviour
     from .circuits.behaviour import Downstream as Downstream
@@ -94,6 +109,12 @@ if TYPE_CHECKING:
     from .circuits.kinds import KINDS as KINDS
     from .circuits.kinds import register as register
     from .circuits.label_vectors import Labels as Labels
+    from .circuits.prune.remove.files import load_pruned as load_pruned
+    from .circuits.prune.remove.files import save_pruned as save_pruned
+    from .circuits.prune.remove.remove import remove_heads as remove_heads
+    from .circuits.prune.remove.report import removal_report as removal_report
+    from .circuits.prune.settings import GateTraining as GateTraining
+    from .circuits.prune.train import train_gates as train_gates
     from .circuits.retrieval import retrieval_scores as retrieval_scores
     from .circuits.score import score as score
     from .circuits.stability import stability as stability
@@ -127,6 +148,7 @@ if TYPE_CHECKING:
     from .interp.plots import plot_pattern as plot_pattern
     from .interp.sites import attention_sites as attention_sites
     from .interp.spacy_text import parse_text as parse_text
+    from .interp.texts import read_documents as read_documents
     from .interp.tokens import tokenize as tokenize
     from .interp.tokens import windows as windows
     from .interp.weights import head_weights as head_weights

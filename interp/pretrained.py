@@ -52,7 +52,7 @@ def read_folder(folder: Path, *, dtype: torch.dtype, name: str) -> tuple[nn.Modu
         model = _read_model(config, source | {"local_files_only": True, "dtype": dtype}, name, held)
         tokenizer = None
         if any(next(folder.glob(pattern), None) for pattern in _TOKENIZER_FILES):
-            tokenizer = _read_tokenizer(folder, name, {})
+            tokenizer = read_tokenizer(folder, name, {})
     return model, tokenizer
 
 
@@ -74,11 +74,18 @@ def read_gguf(path: Path, *, dtype: torch.dtype) -> tuple[nn.Module, Any]:
         if hasattr(transformers, "GgufConfig"):  # without it, weights could stay packed
             source["quantization_config"] = transformers.GgufConfig(dequantize=True)
         model = _read_model(config, source, name, held)
-        tokenizer = _read_tokenizer(path.parent, name, {"gguf_file": path.name})
+        tokenizer = read_tokenizer(path.parent, name, {"gguf_file": path.name})
     return model, tokenizer
 
 
-def _read_tokenizer(folder: Path, name: str, options: dict[str, Any]) -> Any:
+def read_tokenizer(folder: Path, name: str, options: dict[str, Any]) -> Any:
+    """The tokenizer of a folder, read without running any code of its own.
+
+    Args:
+        folder: where its files are.
+        name: what messages call the model.
+        options: passed on to transformers.
+    """
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(
@@ -101,7 +108,7 @@ def _read_model(config: Any, source: dict[str, Any], name: str, held: Held) -> n
         model_class, declared = _auto_class_for(config), False
     else:
         declared = True
-    _check_size(model_class, config, name, held)
+    check_size(model_class, config, name, held)
     model, missing = _attempt(model_class, config, source)
     if missing and all("pooler." in key for key in missing) and _has_pooling_switch(type(model)):
         # a sentence encoder saved without the pooling layer, which no attention head sees
@@ -121,7 +128,7 @@ def _read_model(config: Any, source: dict[str, Any], name: str, held: Held) -> n
     return model.eval()
 
 
-def _check_size(model_class: Any, config: Any, name: str, held: Held) -> None:
+def check_size(model_class: Any, config: Any, name: str, held: Held) -> None:
     """Refuse a config far larger than its files, before memory is taken for random weights."""
     most = _MAX_PACKING * held.weights + 1_000_000
     make = getattr(model_class, "_from_config", None) or model_class.from_config

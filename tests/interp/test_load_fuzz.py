@@ -12,7 +12,7 @@ from headatlas.interp.checkpoint import check_counts
 from headatlas.interp.errors import InputError
 from headatlas.interp.gguf_file import check_gguf
 from headatlas.interp.load import load
-from headatlas.interp.pretrained import _read_tokenizer, reading
+from headatlas.interp.pretrained import read_tokenizer, reading
 
 from .checkpoints import byte_level
 from .test_load import PRECOMPILED, edit_config, refused
@@ -90,13 +90,13 @@ def test_a_changed_tokenizer_file_loads_or_is_refused(saved, tmp_path, name, dat
         path = data.draw(st.sampled_from(list(places(document))))
         document = changed(document, path, data.draw(ODD))
     (tmp_path / name).write_text(json.dumps(document))
-    assert in_order(read_tokenizer, tmp_path)
+    assert in_order(tokenizer_of, tmp_path)
 
 
-def read_tokenizer(folder):
+def tokenizer_of(folder):
     """`load` without the model, which takes most of its time."""
     with reading("model"):
-        _read_tokenizer(folder, "model", {})
+        read_tokenizer(folder, "model", {})
 
 
 @FUZZ

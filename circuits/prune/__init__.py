@@ -1,0 +1,1 @@
+"""Prune attention heads: choose them, train gates on them, remove them, measure what it costs."""

@@ -1,0 +1,185 @@
+"""Cut attention heads out of a model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ....interp.errors import InputError
+from ....interp.heads import HeadId, Heads, one_or_more, parse_head
+from ....interp.named_heads import locate
+from ....interp.sites import check_model
+from ....interp.switch import is_switched
+from .anatomy import Anatomy, anatomies
+from .compare import distance, limit_of, probe_logits, silenced
+from .cut import Cut
+from .ordinary import ordinary_model
+from .pruning import Pruning, mark, pruning_of
+from .surgery import keep_inputs, keep_outputs, keep_rows, restructure
+
+__all__ = ["remove_heads"]
+
+
+def remove_heads(model: PreTrainedModel, heads: Heads | Collection[HeadId]) -> PreTrainedModel:
+    """A new model without some heads: smaller projections, and the masked model's logits.
+
+    A head's columns of W_Q and rows of W_O go; those of W_K and W_V go once no query head of their
+    group is left, and with them their part of the KV cache. A layer without heads adds its output
+    bias, if it has one. The logits are compared with those of the given model with z[h] = 0 on a
+    few tokens, padded on both sides, and must agree to rounding; `pruning_of(result).drift` is how
+    far they are apart.
+
+    Where every layer keeps equally many heads and the family's config can say so, the result is an
+    ordinary model of its class, whose `save_pretrained` any transformers reloads. Otherwise it is
+    the model's own modules with fewer heads each, and goes to a folder by `save_pruned`;
+    `pruning_of` tells them apart. Latent attention (MLA) caches latents, whose size does not depend
+    on the heads, so pruning it saves weights and arithmetic but no cache.
+
+    Args:
+        model: a transformers model that uses the attention registry, or Falcon. It is not changed.
+        heads: the heads to cut out; a key-value head stands for all query heads of its group.
+
+    Returns:
+        The new model, in the same mode, dtype and place as the given one.
+
+    Raises:
+        InputError: an unknown head; a model that cannot be hooked, or whose projections or norms
+            cannot be cut by heads; a layer that works with its heads in a way that does not bear
+            fewer, seen by its logits; a model that `remove_heads` made, unless it is ordinary.
+
+    Example:
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=16,
+        ...     num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+        >>> model = LlamaForCausalLM(config).eval()
+        >>> smaller = remove_heads(model, ["L0H0", "L0H1", "L1KV1"])
+        >>> smaller.config.num_attention_heads, smaller.config.num_key_value_heads
+        (2, 1)
+        >>> ragged = remove_heads(model, ["L0H3"])
+        >>> ragged.model.layers[0].self_attn.q_proj.out_features, pruning_of(ragged).n_removed
+        (12, 1)
+
+    Reference: Michel et al. 2019; Voita et al. 2019.
+    """
+    model = check_model(model)
+    _check(model)
+    found = anatomies(model)
+    named = locate([parse_head(head) for head in one_or_more(heads)], [one.site for one in found])
+    gone = {site: set(entry.query) for site, entry in named.items()}
+    returns = _returns(model, found)
+    cuts = [_cut(one, gone.get(one.site, set()), returns[one.site.module]) for one in found]
+    smaller = copy.deepcopy(model)
+    if all(cut.whole for cut in cuts):
+        mark(smaller, Pruning(tuple(cuts), ordinary=True, drift=0.0))
+        return smaller
+    with torch.no_grad():
+        for one, cut in zip(found, cuts, strict=True):
+            _slice(smaller, one, cut)
+        restructure(smaller, cuts)
+    return _compared(model, smaller, cuts)
+
+
+def _check(model: PreTrainedModel) -> None:
+    kind = type(model).__name__
+    if is_switched(model):
+        raise InputError(
+            f"{kind} is inside an attach or intervene block, whose hooks a copy would keep. Remove "
+            "heads outside the block."
+        )
+    known = pruning_of(model)
+    if known is not None and not known.ordinary:
+        raise InputError(
+            f"heads of this {kind} were removed already, and its layers do not have the shape of "
+            "its config any more. Remove all heads at once from the whole model."
+        )
+
+
+def _returns(model: PreTrainedModel, found: Sequence[Anatomy]) -> dict[str, int]:
+    """How many values each attention module returns; 0: one, not in a tuple."""
+    seen: dict[str, int] = {}
+
+    def note(name: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            seen[name] = len(output) if isinstance(output, tuple | list) else 0
+
+        return hook
+
+    names = [one.site.module for one in found]
+    handles = [model.get_submodule(name).register_forward_hook(note(name)) for name in names]
+    try:
+        probe_logits(model)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return seen
+
+
+def _cut(one: Anatomy, gone: set[int], returns: int) -> Cut:
+    site = one.site
+    kept = [head for head in range(site.n_heads) if head not in gone]
+    sizes: list[dict[str, int]] = [{}, {}]
+    if gone:
+        sizes = [
+            {name: len(_stays(needs, kept)) for name, needs in group.items()}
+            for group in (one.needs, one.rows)
+        ]
+    return Cut(
+        site.module, site.stack, site.layer, site.n_heads, site.n_kv_heads, site.d_head,
+        site.d_value, tuple(kept), one.output, returns, *sizes,
+    )  # fmt: skip
+
+
+def _stays(needs: Tensor, kept: Sequence[int]) -> Tensor:
+    """Indices of what some head that stays needs, or what no head does."""
+    staying = torch.zeros(needs.shape[1], dtype=torch.bool)
+    staying[list(kept)] = True
+    return ((needs & staying).any(1) | ~needs.any(1)).nonzero()[:, 0]
+
+
+def _slice(model: PreTrainedModel, one: Anatomy, cut: Cut) -> None:
+    if cut.whole:
+        return
+    for name, needs in one.needs.items():
+        keep_outputs(model.get_submodule(name), _stays(needs, cut.kept))
+    for name, needs in one.rows.items():
+        keep_rows(model, name, _stays(needs, cut.kept))
+    inputs = torch.arange(cut.n_heads * cut.d_value).unflatten(0, (cut.n_heads, cut.d_value))
+    keep_inputs(model.get_submodule(cut.output), inputs[list(cut.kept)].flatten())
+
+
+def _compared(
+    model: PreTrainedModel, smaller: PreTrainedModel, cuts: Sequence[Cut]
+) -> PreTrainedModel:
+    """The pruned model, ordinary where it can be, after its logits were compared."""
+    kind, limit = type(model).__name__, limit_of(model.dtype)
+    with silenced(model, cuts):
+        wanted = probe_logits(model)
+    try:
+        drift = distance(probe_logits(smaller), wanted)
+    except (
+        Exception
+    ) as error:  # a module may break in any way on a number of heads it does not bear
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise InputError(
+            f"{kind} does not run with fewer heads in a layer ({reason}), so heads cannot be cut "
+            "out of it. Silence them instead, with zero(heads)."
+        ) from error
+    if not drift <= limit:
+        also = ", ".join(sorted({name.rpartition(".")[2] for cut in cuts for name in cut.rows}))
+        also = f" (besides its projections, {also} was cut by heads)" if also else ""
+        raise InputError(
+            f"{kind} without these heads differs from the model with them silenced by "
+            f"{drift:.1e} of its largest logit, over the limit {limit:.1e} of {model.dtype}{also}; "
+            "its layers do something else by heads. Silence them instead, with zero(heads)."
+        )
+    made = ordinary_model(smaller, cuts, wanted)
+    if made is not None:
+        drift = distance(probe_logits(made), wanted)
+    result = smaller if made is None else made
+    mark(result, Pruning(tuple(cuts), made is not None, drift))
+    return result

@@ -1,0 +1,3 @@
+from .families import whole
+
+__all__ = ["whole"]

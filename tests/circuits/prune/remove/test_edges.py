@@ -1,0 +1,209 @@
+"""Nothing, everything, what cannot be cut, and what a pruned model can still do."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from headatlas.circuits.prune.remove import remove as module
+from headatlas.circuits.prune.remove.pruning import pruning_of
+from headatlas.circuits.prune.remove.remove import remove_heads
+from headatlas.circuits.prune.remove.report import removal_report
+from headatlas.interp.capture import capture
+from headatlas.interp.errors import InputError
+from headatlas.interp.heads import HeadId
+from headatlas.interp.interventions import intervene, zero
+from tests.conftest import DECODER, build_tiny
+
+from .families import NAMES, all_heads, inputs, logits
+
+RAGGED = ["L0H0", "L0H1", "L1H3"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_heads(name: str, whole: Any):
+    model, heads = whole(name), all_heads(name)
+    smaller = remove_heads(model, heads)
+    given = inputs(name, left=False)
+    empty = logits(smaller, given)
+    assert torch.isfinite(empty).all()
+    if not name.startswith("falcon"):
+        with intervene(model, zero(heads)):
+            wanted = logits(model, given)
+        torch.testing.assert_close(empty, wanted, rtol=0, atol=1e-5 * wanted.abs().max().item())
+
+
+def test_nothing_is_a_copy(whole: Any):
+    model = whole("llama")
+    same = remove_heads(model, [])
+    assert same is not model
+    assert torch.equal(logits(same, inputs("llama", True)), logits(model, inputs("llama", True)))
+    pruning = pruning_of(same)
+    assert pruning is not None
+    assert pruning.ordinary
+    assert pruning.removed == ()
+
+
+def test_a_set_of_heads_does(whole: Any):
+    smaller = remove_heads(whole("llama"), {HeadId("", 0, 0), HeadId("", 1, 3)})
+    assert [layer.self_attn.q_proj.out_features for layer in smaller.model.layers] == [24, 24]
+
+
+@pytest.mark.parametrize(
+    ("heads", "text"),
+    [
+        (["L0H9"], "no head L0H9; model.layers.0.self_attn has 4 query heads"),
+        (["L7H0"], "no head L7H0; its layers are L0 to L1"),
+        (["enc.L0H0"], "no head enc.L0H0"),
+        (["L0H0", "L0KV0"], "named twice"),
+        (["H0"], "a head is written L18H6"),
+    ],
+)
+def test_unknown_heads(heads: Any, text: str, whole: Any):
+    with pytest.raises(InputError, match=text):
+        remove_heads(whole("llama"), heads)
+
+
+def test_a_name_is_no_model(as_users_call: None):
+    with pytest.raises(InputError, match="expected a transformers model"):
+        remove_heads("tiny", ["L0H0"])  # pyright: ignore[reportArgumentType]
+
+
+def test_not_inside_a_block(whole: Any):
+    model = whole("llama")
+    with intervene(model, zero("L0H0")), pytest.raises(InputError, match="outside the block"):
+        remove_heads(model, ["L0H1"])
+
+
+def test_twice_only_where_the_config_holds_the_first(whole: Any):
+    once = remove_heads(whole("llama"), ["L0KV0", "L1KV1"])
+    twice = remove_heads(once, ["L0H1", "L1H0"])
+    at_once = remove_heads(whole("llama"), ["L0KV0", "L1KV1", "L0H3", "L1H0"])
+    given = inputs("llama", left=True)
+    torch.testing.assert_close(logits(twice, given), logits(at_once, given), rtol=0, atol=1e-5)
+    with pytest.raises(InputError, match="at once from the whole model"):
+        remove_heads(remove_heads(whole("llama"), ["L0H1"]), ["L1H0"])
+
+
+def test_a_norm_over_all_heads_is_named():
+    """OLMo-2 divides all queries by their common size, which would change with the heads."""
+    with pytest.raises(InputError, match=r"q_norm acts on all heads together .* shape \(32,\)"):
+        remove_heads(build_tiny("olmo2", seed=1), ["L0H1"])
+
+
+@pytest.fixture(autouse=True)
+def _olmo(families: Any):
+    families.setdefault("olmo2", DECODER)
+    families.setdefault("cohere", {**DECODER, "use_qk_norm": True})
+
+
+def test_norms_with_weights_of_each_head_are_cut():
+    model = build_tiny("cohere")
+    smaller = remove_heads(model, ["L0H1", "L1H0"])
+    assert smaller.model.layers[0].self_attn.q_norm.weight.shape == (3, 8)
+    given = inputs("cohere", left=True)
+    with intervene(model, zero(["L0H1", "L1H0"])):
+        wanted = logits(model, given)
+    torch.testing.assert_close(logits(smaller, given), wanted, rtol=0, atol=1e-4)
+
+
+def test_sinks_are_cut(whole: Any):
+    smaller = remove_heads(whole("gpt_oss"), ["L0H1"])
+    wanted = whole("gpt_oss").model.layers[0].self_attn.sinks[[0, 2, 3]]
+    assert torch.equal(smaller.model.layers[0].self_attn.sinks, wanted)
+
+
+def test_a_wrong_cut_is_refused(whole: Any, monkeypatch: pytest.MonkeyPatch):
+    """The comparison with the masked model catches columns of another head."""
+
+    def other(needs: torch.Tensor, kept: Any) -> torch.Tensor:
+        return stays(needs, [head + 1 if head == 2 else head for head in kept])
+
+    stays = module._stays
+    monkeypatch.setattr(module, "_stays", other)
+    with pytest.raises(InputError, match="differs from the model with them silenced by"):
+        remove_heads(whole("llama"), ["L0H1", "L0H3"])
+
+
+def test_a_layer_that_bears_no_other_number_is_refused(monkeypatch: pytest.MonkeyPatch, whole: Any):
+    from headatlas.circuits.prune.remove import surgery
+
+    monkeypatch.setattr(surgery, "_WIDTHS", ())  # so that GPT-2's split_size stays
+    with pytest.raises(InputError, match="does not run with fewer heads in a layer"):
+        remove_heads(whole("gpt2"), ["L0H1"])
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "falcon-groups"])
+def test_copies_train_and_follow_the_implementation(name: str, whole: Any):
+    heads = [head for head in all_heads(name) if head.head == 3 or head.layer == 0]
+    model = copy.deepcopy(remove_heads(whole(name), heads)).train()
+    given = inputs(name, left=False)
+    model(**given).logits.square().mean().backward()
+    weights = {
+        n: w for n, w in model.named_parameters() if "layer_norm" not in n and "ln_" not in n
+    }
+    weights = {n: w for n, w in weights.items() if "layernorm" not in n and w.numel()}
+    assert all(w.grad is not None and w.grad.isfinite().all() for w in weights.values())
+    model.eval()
+    sdpa = logits(model, given)
+    if name != "falcon-groups":  # which fixes its implementation when it is built
+        model.set_attn_implementation("eager")
+        torch.testing.assert_close(logits(model, given), sdpa, rtol=0, atol=1e-4)
+
+
+def test_a_pattern_is_captured(whole: Any):
+    """Uneven groups reach the hooks as one key-value head per query head."""
+    smaller = remove_heads(whole("llama"), RAGGED)
+    cache = capture(smaller, None, torch.tensor([[5, 6, 7, 8]]), names_filter="pattern")
+    whole_cache = capture(
+        whole("llama"), None, torch.tensor([[5, 6, 7, 8]]), names_filter="pattern"
+    )
+    torch.testing.assert_close(cache["pattern", 0], whole_cache["pattern", 0][:, 2:])
+    assert cache["pattern", 1].shape == (1, 3, 4, 4)
+
+
+def test_modes_and_flags_are_kept():
+    model = build_tiny("llama").train()
+    model.model.layers[1].eval()
+    model.lm_head.weight.requires_grad_(False)
+    for heads in (["L0H1"], ["L0H1", "L1H2"], ["L0KV0", "L1KV0"]):
+        smaller = remove_heads(model, heads)
+        flags = smaller.training, smaller.model.layers[0].training, smaller.model.layers[1].training
+        assert flags == (True, True, False)
+        assert not smaller.lm_head.weight.requires_grad
+        assert smaller.model.norm.weight.requires_grad
+    assert model.training
+
+
+def test_bfloat16():
+    model = build_tiny("llama", dtype=torch.bfloat16)
+    smaller = remove_heads(model, ["L0KV0", "L1KV1"])
+    assert {weight.dtype for weight in smaller.parameters()} == {torch.bfloat16}
+
+
+def test_report(whole: Any):
+    smaller = remove_heads(whole("llama"), ["L0KV0", "L1H3"])
+    report = removal_report(whole("llama"), smaller, seq_len=16, repeats=2)
+    rows = report.frame.set_index("quantity")
+    assert rows.loc["heads"].tolist() == [8, 5, 5 / 8]
+    # of 32 wide: 3 queries' rows and columns of 8, and one key and one value of 8
+    assert rows.before["parameters"] - rows.after["parameters"] == 32 * 8 * (3 * 2 + 2)
+    assert rows.loc["kv_bytes_per_token"].tolist() == [4 * 8 * 8, 4 * 8 * 6, 0.75]
+    # 2·N·(weights) and 4·N²·h·d, softmax aside: layer 0 loses 2 of 4 heads and 1 of 2 groups
+    lost = 2 * 16 * 32 * 8 * (3 * 2 + 2) + 3 * 4 * 16 * 16 * 8
+    softmax = rows.before["attention_flops"] - rows.after["attention_flops"] - lost
+    assert 0 <= softmax <= 3 * 16 * 16 * 10
+    assert (rows.loc[["prefill_ms", "decode_ms"], ["before", "after"]] > 0).all(axis=None)
+    assert "latents" not in str(report)
+
+
+def test_report_says_that_latents_stay(whole: Any):
+    smaller = remove_heads(whole("deepseek_v3"), ["L0H1"])
+    report = removal_report(whole("deepseek_v3"), smaller, seq_len=8, repeats=1)
+    assert report.frame.set_index("quantity").ratio["kv_bytes_per_token"] == 1
+    assert "The cache holds latents" in repr(report)
+    with pytest.raises(InputError, match="nothing is known of what was cut"):
+        removal_report(whole("llama"), whole("llama"))
+    with pytest.raises(InputError, match="repeats must be a positive whole number; got 0"):
+        removal_report(whole("llama"), smaller, repeats=0)
