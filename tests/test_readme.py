@@ -8,8 +8,11 @@ from pathlib import Path
 
 import torch
 
+import headatlas as ha
+
 README = Path(__file__).parent.parent / "README.md"
 HOOKS = README.parent / "docs" / "hooks.md"
+PRUNING = README.parent / "docs" / "pruning.md"
 
 
 def blocks(language, page=README):
@@ -42,6 +45,15 @@ def test_the_page_on_hooks_says_what_happens(tmp_path, monkeypatch):
     assert names["cache"]["q", 1].shape[1] == 1
     torch.testing.assert_close(names["out"], names["layer"](names["x"])[:, 4:])
     torch.testing.assert_close(names["trace"].result.sum(2), names["trace"].out)
+
+
+def test_the_page_on_pruning_says_what_happens(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_snippets(PRUNING)
+    assert names["lost"].delta_loss_nats > 0
+    assert len(names["found"].removed()) == 8
+    sites = sum(site.n_heads for site in ha.attention_sites(names["smaller"]))
+    assert sites == 24
 
 
 def test_commands_run(tmp_path):
