@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ..interp.errors import InputError
 from ..interp.parsed import Parsed
@@ -12,7 +13,7 @@ from .kind import Kind
 from .kinds import KINDS, choose_kinds, listed
 from .words.kind import WordKind
 from .words.kinds import WORD_KINDS, choose_word_kinds, is_of_words, known_word_kinds
-from .words.syntax import SYNTACTIC
+from .words.syntax import DIRECTIONS, SYNTACTIC, syntactic_kind
 
 AnyKind = str | Kind | WordKind
 
@@ -49,7 +50,8 @@ def ask(kinds: AnyKind | Sequence[AnyKind] | None, battery: Battery) -> Asked:
 
     Raises:
         InputError: an unknown name, a relation that does not stand in the documents, no name at
-            all, two kinds of one name, or a text, treebank or null draws that no kind would use.
+            all, two kinds of one name, a kind of your own under a name that another has, or a text,
+            treebank, null draws or growing number of documents that no kind would use.
 
     Example:
         >>> asked = ask("induction, syntactic.obj", Battery())
@@ -59,6 +61,7 @@ def ask(kinds: AnyKind | Sequence[AnyKind] | None, battery: Battery) -> Asked:
     every = None if kinds is None else listed(kinds, _VALUES)
     if every is not None:
         _check_known(every)
+        check_names(every)
     of_words = [kind for kind in every or () if is_of_words(kind)]
     documents = battery.documents if of_words or battery.treebank is not None else ()
     asked = Asked(
@@ -88,6 +91,41 @@ def _check_known(every: list[AnyKind]) -> None:
     if unknown or not every:
         wrong = f"unknown kind {', '.join(unknown)}" if unknown else "no kind is named"
         raise InputError(f"{wrong}; known: {', '.join(KINDS)}, {known_word_kinds()}.")
+
+
+def check_names(kinds: Sequence[AnyKind]) -> None:
+    """Refuse a kind of one's own under the name of another, which would later be taken for it.
+
+    Raises:
+        InputError: the name is registered for another kind, or is that of a relation.
+
+    Example:
+        >>> check_names(["induction", KINDS["offset"]])
+    """
+    for kind in kinds:
+        if isinstance(kind, _VALUES) and not _owns_its_name(kind):
+            raise InputError(
+                f"the name {kind.name!r} belongs to another kind, for which this one would be "
+                f"taken; give it a name of its own, such as 'my_{kind.name.replace('.', '_')}'."
+            )
+
+
+def _owns_its_name(kind: Kind | WordKind) -> bool:
+    registered: Kind | WordKind | None = KINDS.get(kind.name) or WORD_KINDS.get(kind.name)
+    if registered is not None:
+        return kind is registered
+    first, *rest = kind.name.split(".")
+    if first != SYNTACTIC:
+        return True
+    if not isinstance(kind, WordKind) or len(rest) != 2 or rest[1] not in DIRECTIONS:
+        return False
+    made = syntactic_kind(*rest)  # made anew for each call, so that no two are the same object
+    links, own = made.links, kind.links
+    return (
+        isinstance(links, partial)
+        and isinstance(own, partial)
+        and (links.func, links.args) == (own.func, own.args)
+    )
 
 
 def _on_tokens(every: list[AnyKind] | None, with_words: bool) -> tuple[Kind, ...]:

@@ -16,6 +16,7 @@ from .atlas_file import META, read_atlas, with_natural, write_atlas
 from .atlas_tables import check_table
 from .card import HeadCard
 from .grade import GRADES
+from .tested import causal_lines, causal_settings
 
 _ADDRESS = ["site", "layer", "head"]
 
@@ -179,6 +180,8 @@ class HeadAtlas:
         """A copy whose labels say whether ablating the head does what they predict.
 
         Effects on kinds that were tested before take the place of the old ones; others stay.
+        Kinds that could not be tested are named, with the reasons, by `summary` and in
+        `settings["causal"]["untested"]`.
 
         Args:
             effects: what `causal_effects` gives, or its `rows`: they name site, layer, head, kind
@@ -213,7 +216,7 @@ class HeadAtlas:
             given = pd.concat([kept, given], ignore_index=True) if len(kept) else given
         settings = {**self.settings}
         if hasattr(effects, "settings"):
-            settings["causal"] = dict(effects.settings)
+            settings["causal"] = causal_settings(settings, effects, given["kind"].tolist())
         rows = self.rows.assign(evidence=evidence)
         return replace(self.with_table("causal", given), rows=rows, settings=settings)
 
@@ -229,8 +232,7 @@ class HeadAtlas:
     def summary(self) -> str:
         """Counts by kind and grade, and the strongest heads of each kind; one screen."""
         lines = [f"{self.model.get('name', 'model')}: {self.n_heads} heads"]
-        width = max(map(len, self.kinds), default=0)
-        too_few = []
+        too_few, judged = [], dict[str, str]()
         for kind in self.kinds:
             grades = self.rows.loc[self.rows["kind"] == kind, "grade"]
             if (grades == "insufficient").all():
@@ -240,17 +242,16 @@ class HeadAtlas:
             counts = ", ".join(
                 f"{n} {grade}" for grade in GRADES[:0:-1] if (n := int((grades == grade).sum()))
             )
+            judged[kind] = counts or "none"
+        width, longest = (max(map(len, own), default=0) for own in (judged, judged.values()))
+        for kind, counts in judged.items():
             best = " ".join(str(head) for head in self.heads(kind)[:4])
             more = " …" if len(self.heads(kind)) > 4 else ""
-            lines.append(f"{kind:{width}} {counts or 'none':33} {best}{more}".rstrip())
+            lines.append(f"{kind:{width}} {counts:{longest}} {best}{more}".rstrip())
         if too_few:
             more = f" and {len(too_few) - 4} more" if len(too_few) > 4 else ""
             lines.append(f"too few instances to judge: {', '.join(too_few[:4])}{more}")
-        tested = self.rows["evidence"] == "pattern + causal"
-        if "causal" in self.tables:
-            kinds = self.rows.loc[tested, "kind"].value_counts(sort=False)
-            found = ", ".join(f"{kind} {n}" for kind, n in kinds.items())
-            lines.append(f"pattern + causal: {found or 'no head'}")
+        lines += causal_lines(self.rows, self.tables.get("causal"), self.settings)
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -40,7 +40,8 @@ class Battery:
 
     Args:
         prompts: documents per prompt set, at least 16; or `"auto"`: as many as it takes for the
-            labels to settle (`settle`), 512 at most.
+            labels of kinds on tokens to settle (`settle`), 512 at most. Parsed documents do not
+            grow: there are those of the treebank, or 64 of the built-in grammar.
         seq_len: tokens per document, BOS included; None takes 256, or the model's context.
         text: running text for the natural set; None generates it.
         prepend_bos: True, False, or None for the tokenizer's habit.
@@ -111,13 +112,19 @@ class Battery:
             words: whether there are kinds between words beside them.
 
         Raises:
-            InputError: a text that no kind reads, or null draws where no labels are permuted.
+            InputError: a text that no kind reads, null draws where no labels are permuted, or
+                documents that are to grow where no kind is scored on tokens.
         """
         names = ", ".join(kind.name for kind in kinds) or "those named (none is scored on tokens)"
         if self.text is not None and not any("natural" in kind.reads for kind in kinds):
             raise InputError(
                 f"no kind among {names} is scored on natural text, so the text would go unread; "
                 "leave it out, or add a kind such as delimiter."
+            )
+        if self.settles and not kinds:
+            raise InputError(
+                "prompts 'auto' adds documents until labels settle for kinds on tokens alone, and "
+                "none is named. Give a number of documents, or a larger treebank."
             )
         if self.null_draws and not words and not any(kind.is_permuted for kind in kinds):
             raise InputError(

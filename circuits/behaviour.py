@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from ..interp.errors import InputError
+from ..interp.errors import InputError, shown
 from ..interp.probes import PROMPT_SETS, Prompts
 from .label_vectors import previous_copy
 
@@ -60,18 +60,7 @@ class Behaviour:
         Raises:
             InputError: `rows` gives something of another sort, or marks no position.
         """
-        marked = self.rows(prompts.read_only())
-        if not isinstance(marked, np.ndarray) or marked.dtype != np.bool_:
-            raise InputError(
-                f"behaviour {self.name}: rows gives a NumPy array of truth values; it gave "
-                f"{getattr(marked, 'dtype', type(marked).__name__)}."
-            )
-        if marked.shape != prompts.ids.shape:
-            raise InputError(
-                f"behaviour {self.name}: rows gives the prompts' shape {prompts.ids.shape}; it "
-                f"gave {marked.shape}."
-            )
-        marked = marked & has_next(prompts)
+        marked = predicted_rows(self.rows, prompts, f"behaviour {self.name}: rows")
         if not marked.any():
             raise InputError(
                 f"behaviour {self.name} measures no position of the {prompts.name} prompts "
@@ -142,6 +131,39 @@ def has_next(prompts: Prompts) -> Bool[np.ndarray, "document pos"]:
     follows = np.zeros_like(prompts.mask)
     follows[:, :-1] = prompts.mask[:, :-1] & prompts.mask[:, 1:]
     return follows
+
+
+def predicted_rows(
+    rows: Any, prompts: Prompts, name: str = "rows"
+) -> Bool[np.ndarray, "document pos"]:
+    """The positions that `rows` marks and whose next token is there to be predicted.
+
+    Args:
+        rows: as in `Behaviour`.
+        prompts: the documents; `rows` cannot change them.
+        name: how messages call `rows`.
+
+    Raises:
+        InputError: `rows` is no function, or gives something of another sort.
+
+    Example:
+        >>> prompts = Prompts("random", np.array([[9, 4, 5]]), np.ones((1, 3), bool), bos=True)
+        >>> predicted_rows(lambda p: p.ids < 9, prompts).tolist()
+        [[False, True, False]]
+    """
+    if not callable(rows):
+        raise InputError(f"{name} is a function of the prompts; got {shown(rows)}.")
+    marked = rows(prompts.read_only())
+    if not isinstance(marked, np.ndarray) or marked.dtype != np.bool_:
+        raise InputError(
+            f"{name} gives a NumPy array of truth values; it gave "
+            f"{getattr(marked, 'dtype', type(marked).__name__)}."
+        )
+    if marked.shape != prompts.ids.shape:
+        raise InputError(
+            f"{name} gives the prompts' shape {prompts.ids.shape}; it gave {marked.shape}."
+        )
+    return marked & has_next(prompts)
 
 
 def copied_next(prompts: Prompts) -> Bool[np.ndarray, "document pos"]:

@@ -27,6 +27,7 @@ from .grade import Rule
 from .kinds import Kind
 from .label import label
 from .null_check import check_null
+from .same_weights import sample_weights
 from .score import one_direction, score
 from .settle import Settled, scorer, settle
 from .sums import Sums
@@ -36,6 +37,9 @@ from .words.null_check import check_words
 from .words.prompts import SET, WordPrompts
 from .words.score import score_words
 from .words.sums import WordSums
+
+NOT_GROWN = "a fixed number of documents; only those of kinds on tokens are added to"
+"""What an atlas's settings say of parsed documents where others were added until labels settled."""
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total) after each batch."""
@@ -76,13 +80,16 @@ def classify(
         prompts: documents per prompt set, at least 16; under 32 the intervals are rough. `"auto"`
             adds documents until the labels have settled (at least 95 % of them are given by both
             halves of the documents, or stay from one round to the next), 512 at most; the rounds
-            are in `settings["settled"]`.
+            are in `settings["settled"]`. That is for kinds on tokens: parsed documents do not grow
+            (`settings["settled"]["treebank"]` says so), and where all kinds are between words
+            `"auto"` is refused. If they have too few instances, give a number or a larger treebank.
         seq_len: tokens per document, BOS included; None takes 256, or the model's context.
         text: running text for the natural set, refused where no kind reads that set; None
             generates it from the built-in grammar.
         treebank: parsed documents for the kinds between words (see `read_conllu`,
             `read_mentions`, `parse_text`), or the path of a CoNLL-U file; None, where such a kind
-            is named, takes as many documents of the built-in grammar as `prompts`.
+            is named, takes as many documents of the built-in grammar as `prompts` (64 for
+            `"auto"`).
         prepend_bos: True, False, or None for the tokenizer's habit.
         null_draws: permutations of the content labels to score beside the true ones, on each
             prompt set; the result is in `HeadAtlas.null_check`. Refused where no kind has labels
@@ -252,6 +259,7 @@ def _describe(model: Any, sites: tuple[Site, ...]) -> dict[str, Any]:
         "kv_heads": sum(site.n_kv_heads for site in sites),
         "parameters": sum(p.numel() for p in model.parameters()),
         "dtype": str(model.dtype).removeprefix("torch."),
+        "weights": sample_weights(model),
         "implementation": _implementation(model),
         "hook_drift": hook_drift(model),
     }
@@ -289,7 +297,8 @@ def _settings(
         "prompts": {
             name: _count_documents(name, found, settled) for name, found in sets.items()
         },
-        **({"settled": settled.settings()} if settled else {}),
+        **_settled(settled, sets),
+        **_parsed(battery, sets),
         "seq_len": {name: int(documents.ids.shape[1]) for name, documents in sets.items()},
         "bos": any(documents.bos for documents in sets.values()),
         "null_draws": battery.null_draws,
@@ -299,6 +308,24 @@ def _settings(
             "resamples": rule.resamples,
         },
     }  # fmt: skip
+
+
+def _settled(settled: Settled | None, sets: Mapping[str, Prompts | WordPrompts]) -> dict[str, Any]:
+    """The rounds that were added, and which set took no part in them."""
+    if settled is None:
+        return {}
+    fixed = {SET: NOT_GROWN} if SET in sets else {}
+    return {"settled": {**settled.settings(), **fixed}}
+
+
+def _parsed(battery: Battery, sets: Mapping[str, Prompts | WordPrompts]) -> dict[str, Any]:
+    """How much was read of the parsed documents, and where they are from."""
+    found = sets.get(SET)
+    if not isinstance(found, WordPrompts):
+        return {}
+    origin = "built-in grammar" if battery.treebank is None else "given"
+    words = int((found.n_tokens > 0).sum())
+    return {"parsed": {"documents": found.n_units, "words": words, "origin": origin}}
 
 
 def _count_documents(name: str, found: Prompts | WordPrompts, settled: Settled | None) -> int:

@@ -48,8 +48,8 @@ def classify(
     prompts: Annotated[
         str,
         typer.Option(
-            help="Documents per prompt set, at least 16; or auto: until labels settle. Labels "
-            "alone: see --evidence."
+            help="Documents per prompt set, at least 16; or auto: until the labels of kinds on "
+            "tokens settle (parsed documents do not grow). Labels alone: see --evidence."
         ),
     ] = "64",
     text: TextOption = None,
@@ -92,8 +92,8 @@ def classify(
     if out is not None:
         check_suffix(out)
         check_target(out)
-    if checkpoint is not None and evidence is not Evidence.CAUSAL:
-        raise InputError("a checkpoint is of a causal run; add --evidence causal.")
+    if checkpoint is not None:
+        _check_checkpoint(checkpoint, evidence)
     battery = Battery(
         _count(prompts), seq_len, None if text is None else read_text(text), bos, null_draws,
         seed, treebank,
@@ -125,6 +125,21 @@ def classify(
         print(
             f"wrote {out}: {len(atlas.rows)} rows, {atlas.n_heads} heads × {len(atlas.kinds)} kinds"
         )
+
+
+def _check_checkpoint(path: Path, evidence: Evidence) -> None:
+    """Refuse a checkpoint under the name that the user gave; files stand beside it, one a set.
+
+    Raises:
+        InputError: the run is not causal, or the path has another suffix or cannot be written.
+    """
+    from ..interp.files import check_target
+
+    if evidence is not Evidence.CAUSAL:
+        raise InputError("a checkpoint is of a causal run; add --evidence causal.")
+    if path.suffix != ".safetensors":
+        raise InputError(f"a checkpoint is a .safetensors file; got {str(path)!r}.")
+    check_target(path)
 
 
 def _count(text: str) -> int | str:

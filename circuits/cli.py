@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
 import typer
@@ -21,6 +22,7 @@ from .causal.command import trace_induction
 from .classify_command import classify
 from .cost.command import cost
 from .plot_command import plot
+from .prune.command import prune
 from .weights.command import compose
 
 app = typer.Typer(
@@ -48,7 +50,7 @@ def main() -> None:
     except InputError as error:
         _refuse(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        print("headatlas: interrupted; finished files are kept.", file=sys.stderr)
+        print(f"headatlas: interrupted; {_kept(sys.argv[1:])}", file=sys.stderr)
         raise SystemExit(_INTERRUPTED) from None
     except BrokenPipeError:  # the reader of our output has gone; files are written by then
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123  (closed with the process)
@@ -58,6 +60,13 @@ def main() -> None:
         if wrong_option is None:
             raise
         _refuse(wrong_option())
+
+
+def _kept(arguments: Sequence[str]) -> str:
+    """What is left of an interrupted command."""
+    named = any(word.split("=")[0] == "--checkpoint" for word in arguments)
+    again = " The same command goes on from the checkpoint." if named else ""
+    return f"finished files are kept.{again}"
 
 
 def _refuse(message: str) -> NoReturn:
@@ -81,5 +90,5 @@ def _options(
     pass
 
 
-for _command in (classify, plot, ablate, compose, trace_induction, cost):
+for _command in (classify, plot, ablate, prune, compose, trace_induction, cost):
     app.command()(_command)

@@ -25,6 +25,17 @@ NamesOption = list[str] | None  # may be repeated; each holds names separated by
 SeedOption = Annotated[int, typer.Option("--seed", min=0, help="Seed of everything random.")]
 
 
+def names_between_commas(texts: NamesOption) -> tuple[str, ...]:
+    """The names of an option that may be repeated, each once.
+
+    Example:
+        >>> names_between_commas(["L1H0, L2H3,", "L1H0"])
+        ('L1H0', 'L2H3')
+    """
+    names = [name.strip() for text in texts or () for name in text.split(",")]
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
 def load_model(source: str) -> tuple[Any, Any]:
     """The model and its tokenizer, with a word on the terminal while it loads."""
     console = Console(stderr=True)

@@ -10,16 +10,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from .atlas import HeadAtlas
+from .columns import MISSING, fitting
 from .words.label import WordRule
 
 _STYLE = {"strong": "bold green", "weak": "green"}
 _PER_KIND = 8
 _ENOUGH = 32  # with fewer documents the bootstrap's intervals are rough
-_COLUMNS: tuple[tuple[str, Any], ...] = (
-    ("head", "left"), ("kind", "left"), ("score", "right"), ("expected", "right"),
-    ("excess [95 %]", "left"), ("natural", "right"), ("grade", "left"), ("legacy", "left"),
-    ("evidence", "left"),
+_COLUMNS = (
+    "head", "kind", "score", "expected", "excess [95 %]", "natural", "grade", "legacy", "evidence",
 )  # fmt: skip
+_NUMBERS = ("score", "expected", "natural")
+_SPARE = ("legacy", "natural", "expected")  # which go where there is no room, the least first
+_MORE = "…"
+_WORD_SET = "treebank"
 _LEGEND = (
     "score: mean attention mass per row, on random tokens; natural: on natural text. A positional "
     "kind's grade is the lower of the two, delimiter is measured on natural text alone. expected: "
@@ -35,28 +38,55 @@ _BETWEEN = "Kinds between words: "
 def show(atlas: HeadAtlas, console: Console | None = None) -> None:
     """Print the labelled heads, the best of each kind first, and the summary."""
     console = console or Console()
-    table = Table(
-        title=f"Heads of {escape(str(atlas.model['name']))}", title_justify="left",
-        box=None, padding=(0, 1, 0, 0), header_style="underline",
-    )  # fmt: skip
-    shown = _COLUMNS if "causal" in atlas.tables else _COLUMNS[:-1]  # else all are pattern only
-    for name, justify in shown:
-        table.add_column(name, justify=justify, no_wrap=True)
-    rows = atlas.table(details=True).to_dict("records")
-    for kind in atlas.kinds:
-        own = [row for row in rows if row["kind"] == kind]
-        for row in own[:_PER_KIND]:
-            table.add_row(*_cells(row)[: len(shown)], style=_STYLE[row["grade"]])
-        if len(own) > _PER_KIND:
-            table.add_row("…", f"{len(own) - _PER_KIND} more", style="dim")
-    console.print(table)
-    console.print(_legend(atlas), style="dim", highlight=False)
-    console.print()
+    name = escape(str(atlas.model["name"]))
+    if atlas.table().empty:
+        console.print(f"No head of {name} is labelled.", highlight=False)
+    else:
+        shown, styles, left_out = _labelled(atlas, console.width)
+        console.print(_table(shown, styles, f"Heads of {name}"))
+        console.print(_legend(atlas, {*shown}, left_out), style="dim", highlight=False)
+        console.print()
     console.print(escape(atlas.summary()), highlight=False)
     console.print(escape(_provenance(atlas)), style="dim", highlight=False)
 
 
-def _legend(atlas: HeadAtlas) -> str:
+def _labelled(
+    atlas: HeadAtlas, width: int
+) -> tuple[dict[str, list[str]], list[str], tuple[str, ...]]:
+    """Cells of the labelled heads by column, a style per line, and columns there is no room for."""
+    lines, styles = [], []
+    rows = atlas.table(details=True).to_dict("records")
+    for kind in atlas.kinds:
+        own = [row for row in rows if row["kind"] == kind]
+        lines += [_cells(row) for row in own[:_PER_KIND]]
+        styles += [_STYLE[row["grade"]] for row in own[:_PER_KIND]]
+        if len(own) > _PER_KIND:
+            more = {"head": _MORE, "kind": f"{len(own) - _PER_KIND} more"}
+            lines.append({**dict.fromkeys(_SPARE, MISSING), **more})
+            styles.append("dim")
+    names = _COLUMNS if "causal" in atlas.tables else _COLUMNS[:-1]  # else all are pattern only
+    cells = {name: [line.get(name, "") for line in lines] for name in names}
+    shown = fitting(cells, width, spare=_SPARE, wraps="kind")
+    gone = (name for name in _COLUMNS if name in cells and name not in shown)
+    return shown, styles, tuple(name for name in gone if {*cells[name]} != {MISSING})
+
+
+def _table(shown: dict[str, list[str]], styles: list[str], title: str) -> Table:
+    table = Table(
+        title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), header_style="underline"
+    )
+    for name in shown:
+        # folded, where even so there is no room: a number that loses its end is another number
+        table.add_column(name, justify="right" if name in _NUMBERS else "left", overflow="fold")
+    for place, style in enumerate(styles):
+        line = [own[place] for own in shown.values()]
+        if line[0] == _MORE:  # which has no values to miss
+            line = ["" if cell == MISSING else cell for cell in line]
+        table.add_row(*map(escape, line), style=style)
+    return table
+
+
+def _legend(atlas: HeadAtlas, shown: set[str], left_out: tuple[str, ...]) -> str:
     """What the columns mean for the kinds that were scored, and what the grades ask for."""
     sets = dict(zip(atlas.rows["kind"], atlas.rows["details"], strict=True))
     between = [details.get("prompts") == "treebank" for details in sets.values()]
@@ -67,7 +97,10 @@ def _legend(atlas: HeadAtlas) -> str:
         rule = WordRule()  # `classify` lets no one choose these margins
         grades = _grades(f"{100 * rule.strong:g} points", f"{100 * rule.margin:g}")
         told.append((_BETWEEN if told else "") + _WORD_LEGEND + grades)
-    told.append("[95 %]: simultaneous over all rows. legacy: the field's threshold.")
+    legacy = " legacy: the field's threshold." if "legacy" in shown else ""
+    told.append(f"[95 %]: simultaneous over all rows.{legacy}")
+    if left_out:
+        told.append(f"No room for: {', '.join(left_out)}; a wider terminal and files have them.")
     return "\n".join(told)
 
 
@@ -83,30 +116,53 @@ def _grades(strong: str, margin: str) -> str:
     return f" strong: the whole interval of the excess at or above {strong}; weak: above {margin}."
 
 
-def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+def _cells(row: dict[str, Any]) -> dict[str, str]:
     details = row["details"]
-    return (
+    cells = (
         row["address"],
         f"{row['kind']} {details['variant']}" if "variant" in details else row["kind"],
         f"{row['score']:.3f}",
         f"{row['expected']:.3f}",
         f"{row['excess']:.2f} [{row['low']:.2f}, {row['high']:.2f}]",
-        "–" if math.isnan(row["natural_score"]) else f"{row['natural_score']:.3f}",
+        MISSING if math.isnan(row["natural_score"]) else f"{row['natural_score']:.3f}",
         row["grade"],
-        {True: "yes", False: "no", None: "–"}[row["legacy"]],
+        {True: "yes", False: "no", None: MISSING}[row["legacy"]],
         row["evidence"],
     )
+    return dict(zip(_COLUMNS, cells, strict=True))
+
+
+def _documents(settings: dict[str, Any]) -> str:
+    """What was scored: tokens of each set, and parsed documents by their words."""
+    told = []
+    for name, n in settings["prompts"].items():
+        if name == _WORD_SET:
+            told.append(_parsed(n, settings.get("parsed")))
+        else:
+            told.append(f"{n} × {settings['seq_len'][name]} {name} tokens")
+    return ", ".join(told)
+
+
+def _parsed(n: int, parsed: Any) -> str:
+    """Parsed documents, with their words and origin where the settings, read from a file, say."""
+    said = parsed if isinstance(parsed, dict) else {}
+    words, origin = said.get("words"), said.get("origin")
+    counted = f" ({words:,} words)" if type(words) is int else ""
+    made = " of the built-in grammar" if origin == "built-in grammar" else ""
+    return f"{n} parsed document{'' if n == 1 else 's'}{made}{counted}"
 
 
 def _provenance(atlas: HeadAtlas) -> str:
     settings, model = atlas.settings, atlas.model
-    sets = [f"{n} × {settings['seq_len'][name]} {name}" for name, n in settings["prompts"].items()]
     lines = [
-        f"{', '.join(sets)} tokens; BOS {'yes' if settings['bos'] else 'no'}, "
+        f"{_documents(settings)}; BOS {'yes' if settings['bos'] else 'no'}, "
         f"seed {settings['seed']}; {model['dtype']}, hook drift {model['hook_drift']:.1e}"
     ]
     if max(settings["prompts"].values()) < _ENOUGH:
         lines.append(f"fewer than {_ENOUGH} prompts: the intervals are rough")
+    rounds = settings.get("settled")
+    if _WORD_SET in settings["prompts"] and isinstance(rounds, dict) and _WORD_SET in rounds:
+        lines.append("documents were added for kinds on tokens alone, not for those between words")
     check = atlas.null_check
     if check is not None and len(check):
         draws = [

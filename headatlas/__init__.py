@@ -46,6 +46,9 @@ _HOMES = {
     "in_context_scores": "circuits.in_context",
     "stability": "circuits.stability",
     "GateTraining": "circuits.prune.settings",
+    "prune_heads": "circuits.prune.prune",
+    "order_heads": "circuits.prune.methods",
+    "PruneResult": "circuits.prune.prune_result",
     "train_gates": "circuits.prune.train",
     "remove_heads": "circuits.prune.remove.remove",
     "removal_report": "circuits.prune.remove.report",
@@ -109,6 +112,9 @@ if TYPE_CHECKING:
     from .circuits.kinds import KINDS as KINDS
     from .circuits.kinds import register as register
     from .circuits.label_vectors import Labels as Labels
+    from .circuits.prune.methods import order_heads as order_heads
+    from .circuits.prune.prune import prune_heads as prune_heads
+    from .circuits.prune.prune_result import PruneResult as PruneResult
     from .circuits.prune.remove.files import load_pruned as load_pruned
     from .circuits.prune.remove.files import save_pruned as save_pruned
     from .circuits.prune.remove.remove import remove_heads as remove_heads

@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .conllu_row import Row, check_numbers, check_tree, read_row
 from .entities import Entities
 from .errors import InputError
 from .files import read_text
-from .parsed import Parsed, find_circle
+from .parsed import Parsed
+from .plain_text import printable
 
-_COLUMNS = 10
-_SHOWN = 8  # words of a circle in a message
-_ID = re.compile(r"[1-9][0-9]{0,5}", re.ASCII)
-_RANGE = re.compile(r"([1-9][0-9]{0,5})-([1-9][0-9]{0,5})", re.ASCII)
-_EMPTY_NODE = re.compile(r"[0-9]{1,6}\.[1-9][0-9]{0,5}", re.ASCII)
-_HEAD = re.compile(r"[0-9]{1,6}", re.ASCII)
+# as UD's validator has them: a blank after the sign # may be missing, and names are whole words
+_DOCUMENT = re.compile(r"#\s*newdoc(?:\s|$)")
+_PARAGRAPH = re.compile(r"#\s*newpar(?:\s|$)")
+_LAYOUT = re.compile(r"#\s*global\.Entity\s*=")
 
 
 def read_conllu(path: str | Path) -> list[Parsed]:
@@ -28,7 +28,8 @@ def read_conllu(path: str | Path) -> list[Parsed]:
     break where `# newpar` stands. Of a multiword token (2-3) the words keep places of their own
     where their forms spell it (`do` + `n't`), and share its place where they do not. Empty nodes
     and enhanced dependencies are left out. Coreference is read from `Entity=` (the notation of
-    CorefUD and GUM); discontinuous mentions count with their first part.
+    CorefUD and GUM); discontinuous mentions count with their first part that holds a word, and
+    those that begin or end on an empty node are cut to their words.
 
     What the format demands is demanded: each sentence is one tree with one root, ranges stand
     before their first word and do not overlap, and comments stand before the words of a sentence.
@@ -57,7 +58,7 @@ def read_conllu(path: str | Path) -> list[Parsed]:
     Reference:
         Universal Dependencies, CoNLL-U format (2020); Nedoluzhko et al. 2022 for `Entity=`.
     """
-    documents = list(_documents(read_text(path).split("\n"), Path(path).name))
+    documents = list(_documents(read_text(path).split("\n"), printable(Path(path).name)))
     if not documents:
         raise InputError(f"{path} holds no sentences; expected a CoNLL-U treebank.")
     return documents
@@ -95,25 +96,6 @@ class _Draft:
         )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One line of a sentence, checked."""
-
-    line: int
-    first: int
-    last: int
-    form: str
-    upos: str
-    head: int
-    relation: str
-    space: bool
-    entity: str
-
-    @property
-    def is_range(self) -> bool:
-        return self.last > self.first
-
-
 def _documents(lines: list[str], name: str) -> Iterator[Parsed]:
     draft, rows, layout, inside = _Draft(name), [], "", False
     for number, line in enumerate([*lines, ""], 1):
@@ -124,20 +106,18 @@ def _documents(lines: list[str], name: str) -> Iterator[Parsed]:
                     f"{where}: the comment {line[:40]!r} stands inside a sentence; comments come "
                     "before its words, and an empty line ends it."
                 )
-            if line.startswith("# newdoc"):
+            if _DOCUMENT.match(line):
                 if draft.spans:
                     yield draft.finish()
                 draft = _Draft(line.partition("=")[2].strip() or f"{name}, document at {number}")
                 draft.entities.layout(layout)
-            elif line.startswith("# newpar") and draft.gap:
+            elif _PARAGRAPH.match(line) and draft.gap:
                 draft.gap = "\n"
-            elif line.startswith("# global.Entity"):
+            elif _LAYOUT.match(line):
                 layout = line.partition("=")[2].strip()
                 draft.entities.layout(layout)
-        elif inside := bool(line.strip()):
-            row = _row(line, number, where)
-            if row is not None:
-                rows.append(row)
+        elif inside := bool(line):
+            rows.append(read_row(line, number, where))
         elif rows:
             _add_sentence(draft, rows, name)
             rows = []
@@ -145,109 +125,37 @@ def _documents(lines: list[str], name: str) -> Iterator[Parsed]:
         yield draft.finish()
 
 
-def _row(line: str, number: int, where: str) -> _Row | None:
-    """A checked line; None for an empty node."""
-    cells = line.split("\t")
-    if len(cells) != _COLUMNS:
-        raise InputError(
-            f"{where}: expected {_COLUMNS} columns separated by tabs; got {len(cells)}: "
-            f"{line[:60]!r}."
-        )
-    place, form, upos, head, relation, misc = (cells[i] for i in (0, 1, 3, 6, 7, 9))
-    upos = "" if upos == "_" else upos
-    if _EMPTY_NODE.fullmatch(place):
-        return None
-    pairs = (part.partition("=") for part in misc.split("|"))
-    attributes = {key: value for key, _, value in pairs}
-    space, entity = attributes.get("SpaceAfter") != "No", attributes.get("Entity", "")
-    span = _RANGE.fullmatch(place)
-    if not form.strip():
-        raise InputError(f"{where}: the word form is empty.")
-    if span is not None:
-        first, last = int(span[1]), int(span[2])
-        if last <= first:
-            raise InputError(f"{where}: {place!r} is no range of words.")
-        return _Row(number, first, last, form, "", -1, "", space, entity)
-    if _ID.fullmatch(place) is None:
-        raise InputError(f"{where}: {place!r} is no word number (1), range (1-2) or node (1.1).")
-    if _HEAD.fullmatch(head) is None or not relation.strip():
-        raise InputError(
-            f"{where}: word {place} needs a head (a number) and a relation; got {head!r} and "
-            f"{relation!r}. Is the treebank parsed?"
-        )
-    return _Row(number, int(place), int(place), form, upos, int(head), relation, space, entity)
-
-
-def _add_sentence(draft: _Draft, rows: list[_Row], name: str) -> None:
-    words = [row for row in rows if not row.is_range]
-    _check_numbers(rows, len(words), name)
-    _check_tree(words, name)
+def _add_sentence(draft: _Draft, rows: list[Row], name: str) -> None:
+    words = [row for row in rows if row.is_word]
+    surface = [row for row in rows if not row.is_empty]
+    check_numbers(surface, len(words), name)
+    check_tree(words, name)
+    _read_entities(draft, rows, name)
+    if not words:  # nothing but empty nodes
+        return
     first = len(draft.spans)
-    spans = _place(draft, rows, len(words))
+    spans = _place(draft, surface, len(words))
     draft.spans += spans
     draft.sentences += [draft.n_sentences] * len(words)
     draft.heads += [first + row.head - 1 if row.head else -1 for row in words]
     draft.relations += [row.relation for row in words]
     draft.upos += [row.upos for row in words]
-    for index, row in enumerate(words):
-        draft.entities.read(row.entity, draft.n_sentences, index, f"{name}, line {row.line}")
-    draft.entities.end_sentence(draft.n_sentences, len(words))
     draft.n_sentences += 1
     draft.gap = " "  # sentences never run together
 
 
-def _check_numbers(rows: list[_Row], n_words: int, name: str) -> None:
-    """Words are numbered from 1; ranges stand before their first word and do not overlap."""
-    expected, covered = 1, 0
+def _read_entities(draft: _Draft, rows: list[Row], name: str) -> None:
+    word = 0
     for row in rows:
-        where = f"{name}, line {row.line}"
-        if row.first != expected:
-            which = f"range {row.first}-{row.last}" if row.is_range else f"word {row.first}"
-            raise InputError(
-                f"{where}: {which} stands where word {expected} should; words are numbered from 1, "
-                "and a range comes before its first word."
-            )
-        if not row.is_range:
-            expected += 1
+        if row.is_range:
             continue
-        if row.last > n_words:
-            raise InputError(
-                f"{where}: the range {row.first}-{row.last} goes beyond the {n_words} words of its "
-                "sentence."
-            )
-        if row.first <= covered:
-            raise InputError(
-                f"{where}: the range {row.first}-{row.last} overlaps one before it, which ends at "
-                f"word {covered}."
-            )
-        covered = row.last
+        place = word if row.is_word else None
+        draft.entities.read(row.entity, draft.n_sentences, place, f"{name}, line {row.line}")
+        word += row.is_word
+    draft.entities.end_sentence(draft.n_sentences)
 
 
-def _check_tree(words: list[_Row], name: str) -> None:
-    """One word is the root, and every other hangs on it, if through others."""
-    roots = [row for row in words if not row.head]
-    for row in words:
-        if row.head > len(words):
-            raise InputError(
-                f"{name}, line {row.line}: word {row.first} has the head {row.head} in a sentence "
-                f"of {len(words)} words."
-            )
-    if len(roots) > 1:
-        raise InputError(
-            f"{name}, line {roots[1].line}: word {roots[1].first} is a second root beside word "
-            f"{roots[0].first}; a sentence has one word with the head 0."
-        )
-    circle = find_circle([row.head - 1 for row in words])
-    if circle:
-        numbers = [str(place + 1) for place in circle]
-        path = [*numbers[:_SHOWN], *["…"][: len(numbers) > _SHOWN], numbers[0]]
-        raise InputError(
-            f"{name}, line {words[circle[0]].line}: the heads from word {numbers[0]} on lead back "
-            f"to it ({' → '.join(path)}); heads must form a tree."
-        )
-
-
-def _place(draft: _Draft, rows: list[_Row], n_words: int) -> list[tuple[int, int]]:
+def _place(draft: _Draft, rows: list[Row], n_words: int) -> list[tuple[int, int]]:
     """Write the sentence into the draft's text; the span of each of its words."""
     spans: list[tuple[int, int]] = []
     by_number = {row.first: row for row in rows if not row.is_range}

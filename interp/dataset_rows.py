@@ -9,21 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from .errors import InputError
-
-
-def checked_text(text: Any, name: str) -> str:
-    """The text, which messages call `name`.
-
-    Raises:
-        InputError: no string, or one that no UTF-8 text can hold.
-    """
-    if not isinstance(text, str):
-        raise InputError(f"{name} is a {type(text).__name__}, not a string.")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{name} holds a lone surrogate, which no UTF-8 text can.") from None
-    return text
+from .plain_text import checked_text
 
 
 def row_texts(rows: Iterator[Any]) -> Iterator[str]:

@@ -11,6 +11,7 @@ from .errors import InputError
 from .files import read_text
 from .grammar import Mention
 from .parsed import Parsed
+from .plain_text import checked_text, printable
 from .plain_words import split_sentences, split_words
 
 _KEYS = {"text", "clusters", "name", "sentences"}
@@ -55,7 +56,7 @@ def read_mentions(path: str | Path) -> list[Parsed]:
         >>> document.clusters[0][1]
         Mention(sentence=1, start=0, end=1, head=0)
     """
-    name = Path(path).name
+    name = printable(Path(path).name)
     try:
         value = json.loads(read_text(path))
     except (ValueError, RecursionError) as error:
@@ -79,10 +80,9 @@ def _document(value: Any, where: str) -> Parsed:
             f"{str(got)[:80]}."
         )
     text, name = value["text"], value.get("name", where)
-    if not isinstance(text, str) or not split_words(text):
+    if not split_words(checked_text(text, f"{where}: text")):
         raise InputError(f"{where}: text is a string with a word in it.")
-    if not isinstance(name, str):
-        raise InputError(f"{where}: name is a string; got {type(name).__name__}.")
+    checked_text(name, f"{where}: name")
     marked = _clusters(value.get("clusters", []), text, where)
     mentions = [mention for cluster in marked for mention in cluster]
     places = {place for (a, b), (c, d) in mentions for place in (a, b, c, d)}

@@ -13,6 +13,7 @@ from typing import Any
 
 from .errors import InputError, shown
 from .grammar import Document, Mention
+from .plain_text import checked_text
 
 _TEXTS = ("name", "text", "group")
 _ELEMENTS: dict[str, type] = {
@@ -44,7 +45,8 @@ class Parsed:
             `""` for a document of its own.
 
     Raises:
-        InputError: a part is of another type, or the parts do not fit together.
+        InputError: a part is of another type, a string that no UTF-8 text can hold, or the parts do
+            not fit together.
 
     Example:
         >>> Parsed("It fell.", ((0, 2), (3, 7), (7, 8)), (0, 0, 0), (1, -1, 1),
@@ -207,6 +209,7 @@ def _check_types(parsed: Parsed) -> None:
         value = getattr(parsed, field)
         if not isinstance(value, str):
             raise InputError(f"a document's {field} is a str; got {shown(value)}.")
+        checked_text(value, "a document's name" if field == "name" else f"{parsed.name}: {field}")
     for field, kind in _ELEMENTS.items():
         values = getattr(parsed, field)
         if not isinstance(values, tuple):
@@ -215,6 +218,8 @@ def _check_types(parsed: Parsed) -> None:
                 "tuple(…)."
             )
         _check_elements(parsed.name, field, values, kind)
+        if kind is str:
+            checked_text("".join(values), f"{parsed.name}: {field}")
     if not set(map(len, parsed.spans)) <= {2}:
         odd = next(span for span in parsed.spans if len(span) != 2)
         raise InputError(f"{parsed.name}: a span is a start and an end; got {shown(odd)}.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .dataset_rows import checked_text, row_ids, row_texts
+from .dataset_rows import row_ids, row_texts
 from .errors import InputError, shown
 from .files import read_text
 from .forward import check_ids
 from .inputs import read_inputs
 from .plain_numbers import as_index, as_seed
+from .plain_text import checked_text, printable
 from .probes import Prompts
 from .sampling import sample_documents
 from .sites import attention_sites
@@ -83,6 +85,9 @@ def read_documents(
     short for a window is left out unless it is all that a text has; so are windows of a single
     token, and those that repeat an earlier one, because documents are resampled as if they were
     independent (`origin` says how many).
+
+    A row of ids with the BOS inside, as packed rows have it, is cut there into texts of their own,
+    so that no window runs over from one text into the next or holds a second BOS.
 
     Args:
         source: the path of a UTF-8 text file; a list of strings, each a text of its own; `Tokens`;
@@ -193,7 +198,7 @@ class _Reader:
     def read(self, source: Any) -> tuple[_Rows, bool, str]:
         """Rows, whether they begin with a BOS, and where they come from."""
         if isinstance(source, str | Path):
-            return *self._of_texts([_file(source)]), _printable(Path(source).name)
+            return *self._of_texts([_file(source)]), printable(Path(source).name)
         if isinstance(source, Tokens | Tensor):
             inputs = read_inputs(self.model, source)
             ids, mask = inputs.ids.cpu().numpy(), inputs.mask.cpu().numpy()
@@ -257,9 +262,9 @@ class _Reader:
                         f"some rows of ids begin with the BOS {bos} and others do not; say "
                         "prepend_bos=True or False."
                     )
-                body = row[1:] if own else row
-                for start in range(0, max(len(body) // room, 1) * room, room):
-                    yield np.array([*prefix, *body[start : start + room]], np.int64)
+                for body in _bodies(row, bos):
+                    for start in range(0, max(len(body) // room, 1) * room, room):
+                        yield np.array([*prefix, *body[start : start + room]], np.int64)
 
     def _bos(self) -> int | None:
         """The token that would begin a row of ids."""
@@ -320,6 +325,15 @@ def _strings(texts: Sequence[Any]) -> list[str]:
     return list(texts)
 
 
+def _bodies(row: np.ndarray, bos: int | None) -> list[np.ndarray]:
+    """The texts of a row of ids, each without its BOS."""
+    if bos is None:
+        return [row]
+    is_bos = row == bos
+    edges = [0, *np.flatnonzero(is_bos[1:]) + 1, len(row)]
+    return [row[start + bool(is_bos[start]) : end] for start, end in pairwise(edges) if start < end]
+
+
 def _chained(first: Any, rows: Iterator[Any]) -> Iterator[Any]:
     yield first
     yield from rows
@@ -327,7 +341,3 @@ def _chained(first: Any, rows: Iterator[Any]) -> Iterator[Any]:
 
 def _count(n: int, what: str) -> str:
     return f"{n} {what}{'' if n == 1 else 's'}"
-
-
-def _printable(text: str) -> str:
-    return "".join(sign if sign.isprintable() else "�" for sign in text)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .errors import InputError
+from .errors import InputError, shown
 from .files import read_text
 from .grammar import Mention
 from .parsed import Parsed
+from .plain_numbers import as_index
+from .plain_text import checked_text, printable
 from .plain_words import split_words
 
 _COLUMNS = ("occupation", "participant", "answer", "sentence")
@@ -50,7 +52,7 @@ def read_winogender(path: str | Path) -> list[Parsed]:
     Reference:
         Rudinger et al. 2018, whose layout of columns this is.
     """
-    name, rows = Path(path).name, enumerate(read_text(path).split("\n"), 1)
+    name, rows = printable(Path(path).name), enumerate(read_text(path).split("\n"), 1)
     filled = [(f"{name}, line {number}", line) for number, line in rows if line.strip()]
     _check_header(*filled[0])
     documents: list[Parsed] = []
@@ -109,7 +111,8 @@ def winogender(
         where: how messages call it.
 
     Raises:
-        InputError: the sentence lacks a slot or has another one, or a name is no words.
+        InputError: the sentence lacks a slot or has another one, a name is no words, or the answer
+            is neither 0 nor 1.
 
     Example:
         >>> template = "The $OCCUPATION met the $PARTICIPANT when $NOM_PRONOUN was in."
@@ -119,7 +122,7 @@ def winogender(
         >>> last.text, last.name
         ('The clerk met someone when they were in.', 'clerk.someone.1.neutral')
     """
-    slots = _SLOT.findall(sentence)
+    slots = _SLOT.findall(checked_text(sentence, f"{where}: the sentence"))
     pronoun = [slot for slot in slots if slot in _PRONOUNS]
     wanted = sorted([_OCCUPATION, _PARTICIPANT, *pronoun[:1]])
     if len(pronoun) != 1 or sorted(slots) != wanted:
@@ -128,12 +131,13 @@ def winogender(
             f"{', '.join(_PRONOUNS)}, once each; got {', '.join(slots) or 'no slot'}."
         )
     for name in (occupation, participant):
-        if not _NAME.fullmatch(name):
+        if not _NAME.fullmatch(checked_text(name, f"{where}: a person")):
             raise InputError(f"{where}: a person is one or more words of letters; got {name!r}.")
-    if answer not in (0, 1):
-        raise InputError(f"{where}: the answer is 0 or 1; got {answer!r}.")
+    chosen = as_index(answer)
+    if chosen not in (0, 1):
+        raise InputError(f"{where}: the answer is the number 0 or 1; got {shown(answer)}.")
     return [
-        _filled(sentence, (occupation, other), answer, gender)
+        _filled(sentence, (occupation, other), chosen, gender)
         for other in (participant, "someone")
         for gender in range(len(_GENDERS))
     ]

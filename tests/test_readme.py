@@ -13,6 +13,7 @@ import headatlas as ha
 README = Path(__file__).parent.parent / "README.md"
 HOOKS = README.parent / "docs" / "hooks.md"
 PRUNING = README.parent / "docs" / "pruning.md"
+LABELS = README.parent / "docs" / "labels.md"
 
 
 def blocks(language, page=README):
@@ -45,6 +46,14 @@ def test_the_page_on_hooks_says_what_happens(tmp_path, monkeypatch):
     assert names["cache"]["q", 1].shape[1] == 1
     torch.testing.assert_close(names["out"], names["layer"](names["x"])[:, 4:])
     torch.testing.assert_close(names["trace"].result.sum(2), names["trace"].out)
+
+
+def test_the_page_on_labels_says_what_happens(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_snippets(LABELS)
+    assert names["effects"].heads("previous_token")
+    assert len(names["links"].table("syntactic.nsubj.to_dependent", grade="none"))
+    assert "ov" in names["atlas"].tables
 
 
 def test_the_page_on_pruning_says_what_happens(tmp_path, monkeypatch):

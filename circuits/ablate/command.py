@@ -15,6 +15,7 @@ from ..console import (
     SeedOption,
     TextOption,
     load_model,
+    names_between_commas,
     progress_bars,
 )
 
@@ -99,12 +100,12 @@ def _checked(
     from ..atlas_file import check_suffix
     from ..causal.stand_in import check_ablations
 
-    named = _names(heads)
+    named = names_between_commas(heads)
     for name in named:
         parse_head(name)
     if bool(named) == every:
         raise InputError("say which heads to remove: --heads L18H6,L17H3, or --all for each alone.")
-    methods = check_ablations(_names([method]))
+    methods = check_ablations(names_between_commas([method]))
     if not every and (checkpoint is not None or figure is not None or len(methods) > 1):
         raise InputError("a checkpoint, a figure, and several methods belong to --all.")
     if checkpoint is not None:
@@ -118,12 +119,6 @@ def _checked(
         check_figure_suffix(figure)
         check_target(figure)
     return named, methods
-
-
-def _names(texts: list[str] | None) -> tuple[str, ...]:
-    """Names between commas, each once."""
-    names = [name.strip() for text in texts or () for name in text.split(",")]
-    return tuple(dict.fromkeys(name for name in names if name))
 
 
 def _show(found: Any, name: str, methods: tuple[str, ...], top: int) -> None:

@@ -15,11 +15,12 @@ from ...interp.probes import Prompts
 from ...interp.sites import Site
 from ...interp.texts import Documents
 from ..arguments import whole_number
-from ..behaviour import Rows, has_next
+from ..behaviour import Rows, has_next, predicted_rows
+from ..causal.arguments import one_ablation
 from ..causal.decoder import check_decoder, output_head, width
 from ..causal.documents import documents as prompt_set
 from ..causal.measures import RowMeasure
-from ..causal.stand_in import Removal, check_ablations
+from ..causal.stand_in import Removal
 from ..causal.sweep import check_finite
 from ..causal.trials import Trials
 from .evaluation import Evaluation
@@ -52,7 +53,7 @@ def evaluate(
         kl[s, d]   = mean over t of Σ_v p(v) (log p(v) − log q_s(v))
 
     with q_s the model without set s and p the whole model. A removal acts on z, the head's output
-    before W_O: `zero` puts 0 there, `mean` its mean over the documents at the same position,
+    before W_O: `zero` puts 0 there, `mean` its mean over the other documents at the same position,
     `resample` its value at the same position of another document. A set without heads is the whole
     model, with a divergence of exactly 0.
 
@@ -76,7 +77,7 @@ def evaluate(
 
     Raises:
         InputError: no decoder with a head, heads that it does not have, documents without a
-            measured position, or outputs that are not finite.
+            measured position, rows of another shape, or outputs that are not finite.
 
     Example:
         >>> import headatlas as ha
@@ -94,7 +95,7 @@ def evaluate(
         raise InputError(
             f"documents are what read_documents gives; got {type(documents).__name__}."
         )
-    (ablation,), seed = check_ablations(ablation), whole_number("seed", seed, 0)
+    ablation, seed = one_ablation(ablation), whole_number("seed", seed, 0)
     sites, sets, prompts = check_decoder(model), _sets(removed), documents.prompts
     other = None if isinstance(reference, str) else reference
     _check_reference(model, reference)
@@ -153,11 +154,9 @@ def measured_rows(prompts: Prompts, rows: Rows | None) -> Bool[np.ndarray, "docu
     """The positions whose next token is predicted and measured.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or `rows` is no function or gives something of another sort.
     """
-    marked = has_next(prompts)
-    if rows is not None:
-        marked &= rows(prompts.read_only())
+    marked = has_next(prompts) if rows is None else predicted_rows(rows, prompts)
     if not marked.any():
         raise InputError(
             f"nothing is measured in the {prompts.name} documents ({len(prompts)} of up to "

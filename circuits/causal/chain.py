@@ -63,7 +63,8 @@ class InductionTrace:
         caveats: what could not be measured, in sentences.
         settings: everything needed to run it again.
         untested: heads labelled `previous_token` that no induction head comes after: they cannot
-            be part of the circuit, and were not removed.
+            feed one, and were not tested as such. One that is labelled `induction` too was tested
+            as that, and stands in `heads`.
     """
 
     rows: pd.DataFrame
@@ -91,17 +92,18 @@ class InductionTrace:
         return rows.iloc[0].to_dict()
 
     def evidence(self, head: str | HeadId) -> str:
-        """*pattern + causal* or *pattern only*.
+        """*pattern + causal* or *pattern only*, in whatever role the head was tested.
 
         Raises:
-            InputError: the head was not tested.
+            InputError: the head was not tested in any.
         """
         address = HeadId.parse(head)
-        if address in self.untested:
-            raise InputError(
-                f"{address} was not tested: no induction head stands after it, so it feeds none."
-            )
         found = rows_of(self.heads, address)
+        if found.empty and address in self.untested:
+            raise InputError(
+                f"{address} was not tested as a previous-token head: no induction head stands "
+                "after it, so it feeds none."
+            )
         if found.empty:
             raise InputError(f"{address} is labelled neither previous_token nor induction here.")
         causal = "pattern + causal" in found["evidence"].tolist()
@@ -202,13 +204,16 @@ class InductionTrace:
             )
         if self.untested:
             names = ", ".join(map(str, self.untested))
-            told.append(f"Not tested, since no induction head stands after them: {names}.")
+            told.append(
+                "Not tested as previous-token heads, since no induction head stands after them: "
+                f"{names}."
+            )
         return "".join(f" {sentence}" for sentence in (*told, *self.caveats))
 
     def __repr__(self) -> str:
         counts = self.heads.groupby(["role", "evidence"], sort=False).size()
         parts = [f"{n} {role} {evidence}" for (role, evidence), n in counts.items()]  # type: ignore[misc]
-        parts += [f"{len(self.untested)} untested"] if self.untested else []
+        parts += [f"{len(self.untested)} not tested as previous_token"] if self.untested else []
         chain = "no chain" if self.chain is None else " → ".join(map(str, self.chain))
         return f"<induction trace: {chain}; {', '.join(parts) or 'no labelled head'}>"
 

@@ -14,6 +14,7 @@ from ...interp.heads import HeadId
 from ...interp.parsed import Parsed
 from ..asked import AnyKind
 from ..atlas import HeadAtlas
+from ..same_weights import check_weights
 from .decoder import check_decoder
 from .documents import DOCUMENTS, SEQ_LEN, documents
 from .evidence import ADDRESS, CausalRule, Judged, evidence_rows
@@ -119,7 +120,9 @@ def causal_effects(
     Args:
         model: a transformers decoder with a language-model head.
         tokenizer: its tokenizer.
-        atlas: the labels, of the same model; heads graded weak or strong are tested.
+        atlas: the labels, of the same model; heads graded weak or strong are tested. An atlas of
+            other weights is refused where it can be told (`check_weights`): it says what they were,
+            and class and dtype are the same.
         kinds: names, `Kind` or `WordKind` values, or a list of these; None: all that the atlas
             scored and that can be tested.
         heads: report on these alone; the sweep is over all heads all the same.
@@ -203,6 +206,7 @@ def _check_atlas(model: Any, atlas: Any) -> None:
         raise InputError(
             f"the atlas has {len(atlas)} heads and the model {len(heads)}: it is another model's."
         )
+    check_weights(model, atlas.model)
 
 
 def _tested(

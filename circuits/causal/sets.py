@@ -17,8 +17,9 @@ from ...interp.probes import Prompts
 from ..arguments import whole_number
 from ..behaviour import AnyBehaviour
 from ..bootstrap import Bounds, Sample, halves, simultaneous_bounds
+from .arguments import one_ablation
 from .measures import Labelled, measure_of
-from .stand_in import Removal, check_ablations
+from .stand_in import Removal
 from .sweep import Progress, check_behaviours, choose_heads
 from .trials import Trials
 
@@ -139,7 +140,7 @@ def set_effect(
 
     Reference: Wang 2022 (sets of heads); random sets of the same layer profile are this project's.
     """
-    (ablation,) = check_ablations(ablation)
+    ablation = one_ablation(ablation)
     n_random = whole_number("n_random", n_random, 1)
     trials, name = _trials(model, prompts, behaviour, labelled, seed, batch_tokens)
     chosen = choose_heads(trials, _listed(heads))
@@ -213,7 +214,7 @@ def pairwise_ablation(
 
     Reference: Wang 2022, section 3.4 (backup name movers); McGrath 2023 (self-repair).
     """
-    (ablation,) = check_ablations(ablation)
+    ablation = one_ablation(ablation)
     trials, name = _trials(model, prompts, behaviour, labelled, seed, batch_tokens)
     chosen = choose_heads(trials, _listed(heads))
     if not 2 <= len(chosen) <= _MOST_PAIRED:

@@ -48,8 +48,9 @@ class Removal:
 class StandIns:
     """The values that take the place of z, from a whole run of the documents themselves.
 
-    `zero` is 0; `mean` the mean over documents of the head's z at the same position of the
-    document; `resample` its z at the same position of another document.
+    `zero` is 0; `mean` the mean over the other documents of the head's z at the same position of
+    the document (with its own among them a position that few documents reach would be hardly
+    changed); `resample` its z at the same position of another document.
 
     Args:
         prompts: the documents.
@@ -76,11 +77,7 @@ class StandIns:
         for document, own in enumerate(length):
             others = np.flatnonzero((length >= own) & (np.arange(len(length)) != document))
             if not len(others):
-                raise InputError(
-                    f"resample takes a head's values from another document that is no shorter; "
-                    f"document {document} of {int(own)} tokens has none. Give at least two "
-                    "documents of the greatest length."
-                )
+                raise _alone("resample", document, int(own))
             drawn.append(int(rng.choice(others)))
         return np.array(drawn)
 
@@ -98,11 +95,15 @@ class StandIns:
     def _mean(self, z: Tensor) -> Tensor:
         real = torch.from_numpy(self.prompts.mask).to(z.device)
         place = self._position.to(z.device)
-        flat = z.double().transpose(1, 2)[real]  # [token, head, d_value]
-        size = int(place.max()) + 1
+        own = z.double().transpose(1, 2)  # [document, pos, head, d_value]
+        flat, size = own[real], int(place.max()) + 1
         total = flat.new_zeros((size, *flat.shape[1:])).index_add_(0, place[real], flat)
         count = torch.bincount(place[real], minlength=size)
-        return (total / count[:, None, None])[place].transpose(1, 2).to(z.dtype)
+        if bool((count == 1).any()):
+            length = self.prompts.mask.sum(1)
+            raise _alone("mean", int(length.argmax()), int(length.max()))
+        others = (total[place] - own) / (count[place] - 1)[..., None, None]
+        return others.masked_fill(~real[..., None, None], 0.0).transpose(1, 2).to(z.dtype)
 
     def _other(self, z: Tensor, documents: slice) -> Tensor:
         donors, start = self.donors()[documents], self.prompts.start
@@ -112,3 +113,11 @@ class StandIns:
         return taken.gather(
             2, index[:, None, :, None].expand(-1, *taken.shape[1:2], -1, z.shape[3])
         )
+
+
+def _alone(ablation: str, document: int, length: int) -> InputError:
+    return InputError(
+        f"{ablation} takes a head's values from other documents that are no shorter; document "
+        f"{document} of {length} tokens has none. Give at least two documents of the greatest "
+        "length, or remove heads by zero ablation."
+    )

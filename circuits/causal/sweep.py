@@ -121,8 +121,8 @@ def sweep(
         δ[d, h] = ± (measure of document d without h − measure of document d)
 
     with the sign that makes harm positive. A removal acts on z, the head's output before W_O:
-    `zero` puts 0 there; `mean` its mean over the documents at the same position (Wang 2022; the
-    mean over positions too would give the sink of the first position to all the others);
+    `zero` puts 0 there; `mean` its mean over the other documents at the same position (Wang 2022;
+    the mean over positions too would give the sink of the first position to all the others);
     `resample` its value at the same position of another document, drawn once for all heads among
     those no shorter.
 

@@ -9,6 +9,7 @@ from typing import Any
 from ...interp.errors import InputError
 from ...interp.heads import HeadId
 from ...interp.probes import TEXT_SETS, Prompts
+from ..asked import check_names
 from ..atlas import HeadAtlas
 from ..behaviour import AnyBehaviour, Downstream, behaviour_of
 from ..kind import Kind
@@ -45,7 +46,8 @@ def chosen_kinds(kinds: Any, atlas: HeadAtlas) -> tuple[SomeKind, ...]:
         atlas: the labels.
 
     Raises:
-        InputError: a kind that was not scored, or a name that no registry has.
+        InputError: a kind that was not scored, a name that no registry has, or a kind of one's own
+            under the name of another.
     """
     if kinds is None:
         missing = [name for name in atlas.kinds if not _is_known(name)]
@@ -59,6 +61,7 @@ def chosen_kinds(kinds: Any, atlas: HeadAtlas) -> tuple[SomeKind, ...]:
         asked = [
             kind for one in listed(kinds, (Kind, WordKind)) for kind in _scored_of_group(one, atlas)
         ]
+    check_names(asked)
     between = [kind for kind in asked if is_of_words(kind)]
     others = [kind for kind in asked if not is_of_words(kind)]
     tokens = choose_kinds(others) if others or not between else ()

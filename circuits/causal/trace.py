@@ -22,12 +22,14 @@ from ..behaviour import copied_next
 from ..classify import classify
 from ..kinds import KINDS
 from ..label_vectors import Labels
+from ..same_weights import check_weights
+from .arguments import mass_margin, one_ablation
 from .chain import InductionTrace
 from .decoder import check_decoder
 from .documents import DOCUMENTS, SEQ_LEN, documents
 from .measures import MassMeasure, RowMeasure
 from .readings import match_of
-from .stand_in import Removal, check_ablations
+from .stand_in import Removal
 from .sweep import Progress
 from .trace_rows import (
     COLUMNS,
@@ -106,13 +108,12 @@ def trace_induction(
     Reference:
         Elhage 2021 (K-composition); Olsson 2022 (prefix matching, pattern-preserving ablation).
     """
-    (ablation,) = check_ablations(ablation)
-    if not 0 <= margin < 1:
-        raise InputError(f"margin is a mass from 0 to 1; got {margin!r}.")
+    ablation, margin = one_ablation(ablation), mass_margin(margin)
     sites = check_decoder(model)
     atlas = _labels(model, tokenizer, atlas, prepend_bos, seed, progress)
     if set(atlas) != {head for site in sites for head in site.heads}:
         raise InputError("the atlas is of a model with other heads.")
+    check_weights(model, atlas.model)
     roles, untested = split_roles(atlas)
     own = documents(
         model, tokenizer, prompts=prompts, seq_len=seq_len, prepend_bos=prepend_bos, seed=seed

@@ -68,6 +68,22 @@ def weights_for(model: PreTrainedModel, twin: PreTrainedModel) -> dict[str, Tens
     }
 
 
+def with_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> PreTrainedModel:
+    """A copy with other weights in place of its own, which stay the model's.
+
+    Args:
+        model: the model.
+        weights: what `weights_for` gives.
+
+    Raises:
+        InputError: as `frozen_copy`.
+    """
+    twin = frozen_copy(model)
+    twin.load_state_dict(weights, assign=True)
+    twin.tie_weights()
+    return twin
+
+
 def recompute_blocks(blocks: Blocks) -> None:
     """Have the blocks of a working copy compute again, in the backward pass, what they computed.
 

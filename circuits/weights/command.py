@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ...interp.errors import InputError
+from ..console import names_between_commas
 
 Model = Annotated[
     str, typer.Argument(help="tiny, smollm2-135m, a .gguf file, a local directory, or a hub id.")
@@ -69,22 +70,16 @@ def _checked(
     from ..atlas_file import check_suffix
     from .composition import KINDS
 
-    kinds = _names(kind) or KINDS
+    kinds = names_between_commas(kind) or KINDS
     unknown = [name for name in kinds if name not in KINDS]
     if unknown:
         raise InputError(f"kinds of composition are Q, K and V; got {unknown[0]!r}.")
     if by not in ("z", "score"):
         raise InputError(f"pairs are ordered by z or score; got {by!r}.")
-    chosen = tuple(str(HeadId.parse(name)) for name in _names(heads))
+    chosen = tuple(str(HeadId.parse(name)) for name in names_between_commas(heads))
     if heads and not chosen:
         raise InputError("--heads names no head; write L18H6,L17H3, say.")
     if out is not None:
         check_suffix(out)
         check_target(out)
     return kinds, chosen
-
-
-def _names(texts: list[str] | None) -> tuple[str, ...]:
-    """Names between commas, each once."""
-    names = [name.strip() for text in texts or () for name in text.split(",")]
-    return tuple(dict.fromkeys(name for name in names if name))

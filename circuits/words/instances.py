@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from ...interp.errors import InputError
 from ..sums import Statistic
@@ -216,9 +216,11 @@ class Shuffled:
 
     An instance keeps the offsets of its keys and gets a query word of another unit from which such
     keys can be seen, so that neither a peculiar query nor a popular key keeps its link while
-    distances stay as they were. (Within its own document a far link often has one place to go,
-    its own, and would fall on true links more often than words at its distance do.) In each draw
-    the units stand in a ring, and links go to the next one that has a fitting word.
+    distances stay as they were. All words of other units from which they can be seen are equally
+    likely. (Within its own document a far link often has one place to go, its own, and would fall
+    on true links more often than words at its distance do; and all links of a long document moved
+    to one short one would be a single observation.) Where no other unit has such a word, it is one
+    of its own.
 
     Args:
         instances: the true ones.
@@ -230,43 +232,49 @@ class Shuffled:
     def __init__(self, instances: Instances, columns: Sequence[int], draws: int, seed: int) -> None:
         self._instances, self._prompts = instances, instances.prompts
         self._columns, self.draws, self._seed = tuple(columns), draws, seed
-        self._words = self._by_unit()
-        self._places: dict[tuple[int, tuple[int, ...]], np.ndarray] = {}
-
-    def _by_unit(self) -> list[np.ndarray]:
-        """Usable words of each unit, as rows of sequence and word."""
         sequence, word = np.nonzero(self._prompts.usable)
-        unit = self._prompts.unit[sequence]
-        every = np.stack([sequence, word], 1)
-        return [every[unit == number] for number in range(self._prompts.n_units)]
+        self._words = np.stack([sequence, word], 1)
+        self._unit = self._prompts.unit[sequence]
+        causal, usable = self._prompts.causal, self._prompts.usable
+        self._seen = usable & self._prompts.candidate if causal else usable
+        self._places: dict[int, np.ndarray] = {}
 
     def __iter__(self) -> Iterator[tuple[int, int, tuple[Instance, ...]]]:
         """Draw, slot among the columns, and the moved instances."""
+        moved = {
+            column: self._moved(self._instances.by_column[column], slot)
+            for slot, column in enumerate(self._columns)
+        }
         for draw in range(self.draws):
-            rng = np.random.default_rng((self._seed, 9, draw))
             for slot, column in enumerate(self._columns):
-                yield draw, slot, tuple(self._moved(self._instances.by_column[column], rng))
+                yield draw, slot, tuple(one[draw] for one in moved[column])
 
-    def _moved(self, instances: Sequence[Instance], rng: np.random.Generator) -> Iterator[Instance]:
-        ring = rng.permutation(self._prompts.n_units)
-        place = np.argsort(ring)
+    def _moved(self, instances: Sequence[Instance], slot: int) -> list[list[Instance]]:
+        """Where each instance goes in each draw."""
+        rng, found = np.random.default_rng((self._seed, 9, slot)), []
         for one in instances:
             offsets = tuple(key - one.query for key in one.keys)
-            after = np.roll(ring, -1 - place[self._prompts.unit[one.sequence]])
-            # the instance's own unit is the last of them, and has a fitting word
-            fitting = next(f for unit in after.tolist() if len(f := self._fitting(unit, offsets)))
-            sequence, query = fitting[rng.integers(len(fitting))].tolist()
-            yield Instance(sequence, query, tuple(query + offset for offset in offsets))
+            fitting = self._fitting(offsets)
+            others = fitting[self._unit[fitting] != self._prompts.unit[one.sequence]]
+            fitting = others if len(others) else fitting
+            chosen = self._words[fitting[rng.integers(len(fitting), size=self.draws)]].tolist()
+            found.append(
+                [Instance(s, query, tuple(query + o for o in offsets)) for s, query in chosen]
+            )
+        return found
 
-    def _fitting(self, unit: int, offsets: tuple[int, ...]) -> np.ndarray:
-        """The words of a unit that see usable words at these offsets."""
-        if (unit, offsets) not in self._places:
-            prompts, words = self._prompts, self._words[unit]
-            fits = np.ones(len(words), bool)
-            seen = prompts.usable & prompts.candidate if prompts.causal else prompts.usable
-            for offset in offsets:
-                key = words[:, 1] + offset
-                inside = (key >= 0) & (key < seen.shape[1])
-                fits &= inside & seen[words[:, 0], np.where(inside, key, 0)]
-            self._places[unit, offsets] = words[fits]
-        return self._places[unit, offsets]
+    def _fitting(self, offsets: tuple[int, ...]) -> Int[np.ndarray, " place"]:
+        """Which of the words see usable words at all of these offsets."""
+        first, *rest = offsets
+        if first not in self._places:
+            self._places[first] = np.flatnonzero(self._sees(np.arange(len(self._words)), first))
+        found = self._places[first]
+        for offset in rest:
+            found = found[self._sees(found, offset)]
+        return found
+
+    def _sees(self, place: np.ndarray, offset: int) -> Bool[np.ndarray, " place"]:
+        """Whether words see a usable word at this offset."""
+        sequence, key = self._words[place, 0], self._words[place, 1] + offset
+        inside = (key >= 0) & (key < self._seen.shape[1])
+        return inside & self._seen[sequence, np.where(inside, key, 0)]

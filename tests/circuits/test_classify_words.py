@@ -133,3 +133,20 @@ def test_prompts_are_added_until_labels_settle():
         *ha.load("tiny"), kinds="previous_token", prompts=settled["documents"][-1], seq_len=48
     )
     assert set(fixed.heads("previous_token")) == set(atlas.heads("previous_token"))
+
+
+def test_parsed_documents_do_not_grow_and_the_settings_say_so():
+    atlas = ha.classify(
+        *ha.load("tiny"), kinds="previous_token, coreference", prompts="auto", seq_len=48
+    )
+    assert atlas.settings["settled"]["treebank"].startswith("a fixed number of documents")
+    assert atlas.settings["prompts"]["treebank"] == 64
+    parsed = atlas.settings["parsed"]
+    assert (parsed["documents"], parsed["origin"]) == (64, "built-in grammar")
+    assert parsed["words"] > 64 * 10
+
+
+def test_given_documents_are_told_from_those_of_the_grammar(atlas, documents):
+    words = sum(len(document.spans) for document in documents)
+    assert atlas.settings["parsed"]["origin"] == "given"
+    assert 0 < atlas.settings["parsed"]["words"] <= words

@@ -126,6 +126,16 @@ def user_errors(tmp_path, long_text):
         ("classify", "no-model", "--kinds", "offset", "--treebank", treebank): "go unread",
         ("classify", "no-model", "--kinds", "syntactic.obj.sideways"): "to_head, to_dependent",
         ("classify", "no-model", "--checkpoint", "a.safetensors"): "add --evidence causal",
+        ("classify", "no-model", "--evidence", "causal", "--checkpoint", "a.pt"): "got 'a.pt'",
+        (
+            "classify",
+            "no-model",
+            "--evidence",
+            "causal",
+            "--checkpoint",
+            tmp_path / "nowhere" / "a.safetensors",
+        ): "nowhere/a.safetensors': the folder",
+        ("classify", "no-model", "--kinds", "syntactic", "--prompts", "auto"): "kinds on tokens",
         ("classify", "--evidence", "much"): "--evidence",
         ("compose", "--kind", "X"): "Q, K and V",
         ("compose", "--heads", "nonsense"): "L18H6",
@@ -216,12 +226,16 @@ def test_help_and_version_work():
     assert run("--version").stdout.startswith("headatlas ")
 
 
-def test_an_interrupt_says_so(monkeypatch, capsys):
+@pytest.mark.parametrize("option", [["--checkpoint", "a.safetensors"], ["--checkpoint=a"], []])
+def test_an_interrupt_says_so(monkeypatch, capsys, option):
     """typer turns the interrupt into a status of its own."""
     from headatlas.circuits import cli
 
+    monkeypatch.setattr(cli.sys, "argv", ["headatlas", "classify", *option])
     monkeypatch.setattr(cli, "app", lambda *_, **__: 130)
     with pytest.raises(SystemExit) as stop:
         cli.main()
     assert stop.value.code == 130
-    assert "interrupted; finished files are kept" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "interrupted; finished files are kept" in told
+    assert ("The same command goes on from the checkpoint." in told) == bool(option)

@@ -34,6 +34,10 @@ def words(document):
     return [document.word(i) for i in range(len(document.spans))]
 
 
+def empty(number, misc="_", form="gone"):
+    return "\t".join([number, form, *["_"] * 7, misc])
+
+
 SHE = (
     row(1, "She", 2, "nsubj"),
     row(2, "slept", 0, "root", "SpaceAfter=No"),
@@ -79,9 +83,15 @@ def test_words_that_a_token_does_not_spell_share_its_place(tmp_path):
 
 
 def test_empty_nodes_and_comments_are_left_out(tmp_path):
-    empty = "\t".join(["1.1", "gone", *["_"] * 8])
-    (document,) = read(tmp_path, "# text = whatever", SHE[0], empty, *SHE[1:])
+    (document,) = read(tmp_path, "# text = whatever", SHE[0], empty("1.1"), *SHE[1:])
     assert words(document) == ["She", "slept", "."]
+
+
+def test_a_sentence_of_empty_nodes_alone_is_no_sentence(tmp_path):
+    lonely = ["0.1\t_" + "\t_" * 7 + "\tEntity=(e1)", ""]
+    (document,) = read(tmp_path, *lonely, *SHE, "", *lonely, *SHE)
+    assert (document.text, document.sentences) == ("She slept. She slept.", (0, 0, 0, 1, 1, 1))
+    assert document.clusters == ()
 
 
 def test_coreference(tmp_path):
@@ -128,9 +138,85 @@ def test_a_discontinuous_mention_counts_with_its_first_part(tmp_path):
     assert (first.start, first.end, second.start) == (0, 1, 3)
 
 
+EMPTY_NODES = {  # notes of the words 1 to 4 and of the empty node 2.1; mentions (start, end, head)
+    "opened on it": (["", "", "e1)", "(e1)"], "(e1--2", [(2, 3, 2), (3, 4, 3)]),
+    "closed on it": (["(e1--1", "", "", "(e1)"], "e1)", [(0, 2, 0), (3, 4, 3)]),
+    "around it": (["", "(e1--3", "e1)", "(e1)"], "", [(1, 3, 2), (3, 4, 3)]),
+    "with it as the head": (["(e1--3", "", "e1)", "(e1)"], "", [(0, 3, 1), (3, 4, 3)]),
+    "open to the end": (["(e1)", "", "", ""], "(e1", [(0, 1, 0), (2, 4, 3)]),
+    "on it alone": (["(e1)", "", "", "(e1)"], "(e1)", [(0, 1, 0), (3, 4, 3)]),
+    "one of two": (["(e1)", "", "", ""], "(e1)", []),
+    "the same words": (["(e1)", "", "(e1--1", "e1)"], "(e1", [(0, 1, 0), (2, 4, 2)]),
+    "a first part": (["(e1)", "", "(e1[2/2])", ""], "(e1[1/2]--1)", [(0, 1, 0), (2, 3, 2)]),
+}
+
+
+@pytest.mark.parametrize("name", EMPTY_NODES)
+def test_mentions_on_empty_nodes_are_cut_to_their_words(tmp_path, name):
+    """The tree: word 2 is the root of 1 and 4, word 4 the head of 3."""
+    notes, on_node, expected = EMPTY_NODES[name]
+    one, two, *rest = (
+        row(n, "abcd"[n - 1], head, "x", f"Entity={note}" if note else "_")
+        for n, head, note in zip((1, 2, 3, 4), (2, 0, 4, 2), notes, strict=True)
+    )
+    (document,) = read(tmp_path, one, two, empty("2.1", f"Entity={on_node}"), *rest)
+    assert [[(m.start, m.end, m.head) for m in c] for c in document.clusters] == (
+        [expected] if expected else []
+    )
+
+
+def test_a_bracket_on_an_empty_node_must_be_right(tmp_path):
+    with pytest.raises(InputError, match="line 2: the Entity bracket 'e1' closes but was not"):
+        read(tmp_path, SHE[0], empty("1.1", "Entity=e1)"), *SHE[1:])
+
+
+@pytest.mark.parametrize(
+    ("comment", "begins"),
+    [
+        ("# newdoc", True),
+        ("#newdoc id = b", True),
+        ("#  newdoc\tid = b", True),
+        ("# newdocument", False),
+        ("# newdocs = b", False),
+        ("# a newdoc", False),
+    ],
+)
+def test_newdoc_is_a_word(tmp_path, comment, begins):
+    found = read(tmp_path, *SHE, "", comment, *SHE)
+    assert len(found) == 1 + begins
+    if begins:
+        assert found[1].name == ("b" if "=" in comment else "bank.conllu, document at 5")
+
+
+def test_newpar_and_the_layout_need_no_blank_either(tmp_path):
+    notes = [row(1, "a", 2, "x", "Entity=(m1-k)"), row(2, "b", 0, "root", "Entity=(m2-k)")]
+    (document,) = read(
+        tmp_path, "#global.Entity=mark-eid", *SHE, "", "#newpar", *notes, "", "# newparty", *SHE
+    )
+    assert document.text == "She slept.\na b She slept."
+    assert [(m.start, m.end) for m in document.clusters[0]] == [(0, 1), (1, 2)]
+
+
+def test_an_unprintable_name_of_a_file(tmp_path):
+    path = tmp_path / "bank\udcff.conllu"
+    path.write_text("\n".join([*SHE, "", ""]), encoding="utf-8")
+    assert read_conllu(path)[0].name == "bank�.conllu"
+
+
+TEMPLATES = "occupation(0)\tother-participant(1)\tanswer\tsentence"
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
+        ([TEMPLATES], r"line 1: expected 10 columns .* got 4: .*are read with read_winogender\.$"),
+        (["a\tb\tc"], r"got 3: 'a\\tb\\tc'\.$"),
+        ([*SHE, " ", *SHE], "line 4: the line holds nothing but blanks; a sentence ends with an"),
+        ([*SHE, "\t", *SHE], "line 4: the line holds nothing but blanks"),
+        ([row(1, " x")], "line 1: the word form ' x' begins or ends with a blank"),
+        ([row(1, "x\u00a0")], r"the word form 'x\\xa0' begins or ends with a blank"),
+        ([mwt("1-1", "x ")], "the word form 'x ' begins"),
+        ([row(1, "x", 0, " root")], "the relation ' root' begins or ends with a blank"),
         (["1\tonly\tthree"], r"line 1: expected 10 columns separated by tabs; got 3"),
         ([row(2, "x")], "word 2 stands where word 1 should"),
         ([row("one", "x")], "'one' is no word number"),

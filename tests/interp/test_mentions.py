@@ -2,7 +2,9 @@
 
 import json
 import string
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -61,7 +63,10 @@ def test_the_head_is_the_last_word_that_is_no_mark(tmp_path):
         ([3], "document 0: expected an object"),
         ([{"text": "a", "cluster": []}], "document 0: expected an object"),
         ([{"text": " "}], "a string with a word"),
-        ([{"text": "a", "name": 1}], "name is a string"),
+        ([{"text": "a", "name": 1}], "document 0: name is a int, not a string"),
+        ([{"text": 1}], "document 0: text is a int, not a string"),
+        ([{"text": "a"}, {"text": "\ud800 b"}], r"texts\.json, document 1: text holds a lone surr"),
+        ([{"text": "a", "name": "\udfff"}], "document 0: name holds a lone surrogate"),
         ([{"text": "a", "clusters": {}}], "list of lists"),
         ([{"text": "a", "clusters": [[[0, 2]]]}], "within the 1 characters"),
         ([{"text": "a b", "clusters": [[[1, 2]]]}], "holds no word"),
@@ -197,6 +202,39 @@ def test_a_file_without_its_header_is_refused(tmp_path, lines, message):
     path = tmp_path / "templates.tsv"
     path.write_text("\n".join(lines), encoding="utf-8")
     with pytest.raises(InputError, match=message):
+        read_winogender(path)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"answer": 1.0}, r"row 7: the answer is the number 0 or 1; got 1\.0"),
+        ({"answer": True}, "the number 0 or 1; got True"),
+        ({"answer": "1"}, "the number 0 or 1; got '1'"),
+        ({"answer": 2}, "the number 0 or 1; got 2"),
+        ({"answer": 10**5000}, "got an integer of more"),
+        ({"occupation": 3}, "row 7: a person is a int, not a string"),
+        ({"sentence": None}, "row 7: the sentence is a NoneType, not a string"),
+        ({"sentence": f"{TEMPLATE} \ud800"}, "row 7: the sentence holds a lone surrogate"),
+    ],
+)
+def test_parts_of_a_template_of_other_sorts(parts, message, as_users_call):
+    whole = {"occupation": "vet", "participant": "owner", "answer": 1, "sentence": TEMPLATE}
+    with pytest.raises(InputError, match=message):
+        winogender(**{**whole, **parts}, where="row 7")
+
+
+def test_the_answer_is_any_whole_number(as_users_call):
+    answer: Any = np.int64(1)
+    assert winogender("vet", "owner", answer, TEMPLATE) == winogender("vet", "owner", 1, TEMPLATE)
+
+
+def test_unprintable_names_of_files(tmp_path):
+    path = tmp_path / "a\udcff.json"
+    path.write_text('[{"text": "a"}]', encoding="utf-8")
+    assert read_mentions(path)[0].name == "a�.json, document 0"
+    path.write_text("x", encoding="utf-8")
+    with pytest.raises(InputError, match=r"a�\.json, line 1: expected a header"):
         read_winogender(path)
 
 

@@ -120,6 +120,21 @@ def test_parts_of_other_types_are_refused(parts, message, as_users_call):
         Parsed(**{**PARTS, **parts})
 
 
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"text": "a b c d \ud800"}, "bank: text holds a lone surrogate"),
+        ({"name": "\udfff"}, "a document's name holds a lone surrogate"),
+        ({"group": "\ud83d"}, "bank: group holds a lone surrogate"),
+        ({"relations": ("\ud83d", "\ude00", "x", "x", "x")}, "bank: relations holds a lone surr"),
+        ({"upos": ("", "\ud800", "", "", "")}, "bank: upos holds a lone surrogate"),
+    ],
+)
+def test_what_no_text_can_hold_is_refused(parts, message):
+    with pytest.raises(InputError, match=message):
+        Parsed(**{**PARTS, "name": "bank", **parts})
+
+
 def test_mentions_hold_whole_numbers(as_users_call):
     odd = replace(PARTS["clusters"][0][0], head=0.0)
     with pytest.raises(InputError, match=r"mentions hold int values; got 0\.0"):

@@ -29,6 +29,11 @@ def tiny():
     return ha.load("tiny")
 
 
+@pytest.fixture(scope="module")
+def model():
+    return llama()
+
+
 class Rows:
     """As much of a Hugging Face dataset as is read."""
 
@@ -126,6 +131,47 @@ def test_rows_of_ids_are_cut_and_each_window_gets_the_bos():
     bare = read_documents(ids, model, None, n=3, seq_len=3, prepend_bos=False)
     assert tokens_of(bare) == [[5, 6, 7], [1, 2, 3]]  # no BOS
     assert not bare.prompts.bos
+
+
+PACKED = {  # ids with BOS 0, prepend_bos, windows of 4 tokens
+    "with": ([0, 5, 6, 7, 0, 8, 9, 10], None, [[0, 5, 6, 7], [0, 8, 9, 10]]),
+    "asked": ([5, 6, 7, 0, 8, 9, 10, 0], True, [[0, 5, 6, 7], [0, 8, 9, 10]]),
+    "without": ([0, 5, 6, 7, 0, 8, 9, 10, 11], False, [[5, 6, 7], [8, 9, 10, 11]]),
+    "between": ([5, 6, 7, 0, 8, 9, 10, 0], None, [[5, 6, 7], [8, 9, 10]]),
+    "twice": ([0, 0, 5, 6, 7, 8, 9, 10, 11, 0, 0, 0], None, [[0, 5, 6, 7], [0, 8, 9, 10]]),
+    "only": ([0, 5, 0, 6, 7], None, [[0, 5], [0, 6, 7]]),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_rows_are_cut_where_a_text_begins(name):
+    ids, bos, expected = PACKED[name]
+    documents = read_documents(
+        torch.tensor([ids]), llama(), None, n=None, seq_len=4, prepend_bos=bos
+    )
+    assert tokens_of(documents) == expected
+    assert documents.prompts.bos is (expected[0][0] == 0)
+
+
+@FUZZ
+@given(
+    rows=st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=3),
+    bos=st.booleans(),
+    seq_len=st.integers(2, 6),
+)
+def test_no_window_runs_over_the_start_of_a_text(model, rows, bos, seq_len):
+    texts = ["".join(map(str, row)).split("0") for row in rows]
+    longest = max(len(text) for row in texts for text in row)
+    source = Rows([{"input_ids": row} for row in rows])
+    if longest + bos < 2:
+        with pytest.raises(InputError, match="two tokens long"):
+            read_documents(source, model, None, n=None, seq_len=seq_len, prepend_bos=bos)
+        return
+    documents = read_documents(source, model, None, n=None, seq_len=seq_len, prepend_bos=bos)
+    for window in tokens_of(documents):
+        assert [place for place, token in enumerate(window) if token == 0] == [0] * bos
+        inside = "".join(map(str, window[bos:]))
+        assert any(inside in text for row in texts for text in row)
 
 
 def test_rows_that_begin_in_two_ways_are_refused():

@@ -105,7 +105,7 @@ def test_stand_ins_of_other_documents_are_those_of_plain_torch(ablation):
 
     by_hand(model, read.prompts, keep)
     found = evaluate(model, read, [heads], ablation=ablation, seed=2)
-    # whatever was drawn: some document's values at the same positions, or the mean of all
+    # whatever was drawn: some document's values at the same positions, or the others' mean
     donors = module.trials_of(
         model, read.prompts, has_next(read.prompts), seed=2
     )._stand_ins.donors()
@@ -115,10 +115,11 @@ def test_stand_ins_of_other_documents_are_those_of_plain_torch(ablation):
         for head in heads:
             if head.layer == number:
                 own = slice(4 * head.head, 4 * head.head + 4)
-                other = [kept[d, number][..., own] for d in range(len(read))]
-                x[..., own] = (
-                    torch.stack(other).mean(0) if ablation == "mean" else other[donors[document]]
-                )
+                taken = [donors[document]]
+                if ablation == "mean":
+                    taken = [d for d in range(len(read)) if d != document]
+                others = torch.stack([kept[d, number][..., own] for d in taken])
+                x[..., own] = others.mean(0)
         return x
 
     _, loss, kl = by_hand(model, read.prompts, change)
@@ -287,6 +288,22 @@ def test_what_cannot_be_evaluated_is_refused():
         evaluate(model, read, [[]], reference=wider)
     with pytest.raises(InputError, match="nothing is measured"):
         evaluate(model, read, [[]], rows=lambda prompts: ~prompts.mask)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": lambda p: p.mask[:, 1:]}, r"^rows gives the prompts' shape .*; it gave \("),
+        ({"rows": lambda p: p.mask[:1]}, "^rows gives the prompts' shape"),
+        ({"rows": lambda p: p.mask.astype(float)}, "truth values; it gave float64"),
+        ({"rows": lambda p: None}, "truth values; it gave NoneType"),
+        ({"rows": np.ones((2, 2), bool)}, "^rows is a function of the prompts; got array"),
+        ({"ablation": ["zero", "mean"]}, "ablation is one of zero, mean, resample here; got"),
+    ],
+)
+def test_options_of_another_sort_are_refused(options, message, as_users_call):
+    with pytest.raises(InputError, match=message):
+        evaluate(llama(), documents(), [[]], **options)
 
 
 def test_outputs_that_are_not_finite_are_refused():

@@ -40,6 +40,14 @@ def losses(model, prompts, rows, change=()):
     return loss_by_hand(logits, prompts, rows)
 
 
+def losses_without(model, prompts, rows, heads):
+    """Loss per document with the mean over the other documents in the heads' place."""
+    ids = torch.from_numpy(prompts.ids)
+    others = [np.arange(len(ids)) != d for d in range(len(ids))]
+    means = [iv.mean(model, ids[own], heads, per_position=True) for own in others]
+    return np.array([losses(model, prompts, rows, mean)[d] for d, mean in enumerate(means)])
+
+
 @pytest.mark.parametrize("build", [gpt2, llama])
 @pytest.mark.parametrize("side", [None, "left", "right"])
 def test_every_head_zeroed_as_by_an_intervention(build, side):
@@ -51,25 +59,14 @@ def test_every_head_zeroed_as_by_an_intervention(build, side):
     clean = losses(model, prompts, rows)
     np.testing.assert_allclose(found.base[0], clean, atol=2e-5)
     for place, head in enumerate(found.heads):
-        expected = losses(model, prompts, rows, iv.zero(head)) - clean
-        np.testing.assert_allclose(found.delta("text", "zero")[:, place], expected, atol=5e-5)
-    assert np.abs(found.delta("text", "zero")).max() > 0.05
-
-
-def test_mean_and_resample_are_those_of_interventions():
-    model, prompts = llama(), repeats()
-    found = sweep(model, prompts, COPIED, ablations=["mean", "resample"], seed=4)
-    ids, rows = torch.from_numpy(prompts.ids), copied_next(prompts)
-    donors = StandIns(prompts, 4).donors()
-    assert (donors != np.arange(len(prompts))).all()
-    clean = losses(model, prompts, rows)
-    for place, head in enumerate(found.heads):
-        mean = iv.mean(model, ids, head, per_position=True)
         other = iv.patch(model, head, tokens=ids[donors])
-        for ablation, change in (("mean", mean), ("resample", other)):
-            expected = losses(model, prompts, rows, change) - clean
+        expected = {
+            "resample": losses(model, prompts, rows, other),
+            "mean": losses_without(model, prompts, rows, head),
+        }
+        for ablation, harmed in expected.items():
             delta = found.delta("copied", ablation)[:, place]
-            np.testing.assert_allclose(delta, expected, atol=5e-5)
+            np.testing.assert_allclose(delta, harmed - clean, atol=5e-5)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -97,7 +94,18 @@ def test_a_mean_by_hand():
     site = Site("one", "", 0, 1, 1, 1, 1, True)
     stand_ins.z[site] = z
     mean = stand_ins.at("mean", site, [0], slice(0, 1))[0, 0, :, 0]
-    assert mean.tolist() == [4.0, 5.0, 4.0, 5.0]
+    assert mean.tolist() == [6.0, 7.0, 6.0, 7.0]  # without its own
+
+
+def test_a_longest_document_without_its_equal_is_refused():
+    """Its last positions would be replaced by their own values, and nothing removed."""
+    prompts = repeats(documents=3, length=4, side="right").select(slice(1, 3))
+    assert prompts.mask.sum(1).tolist() == [4, 2]
+    stand_ins = StandIns(prompts, 0)
+    site = Site("one", "", 0, 1, 1, 1, 1, True)
+    stand_ins.z[site] = torch.zeros(2, 1, 4, 1)
+    with pytest.raises(InputError, match=r"mean takes .* document 0 of 4 tokens has none"):
+        stand_ins.at("mean", site, [0], slice(0, 1))
 
 
 def test_batches_of_any_size_give_the_same():

@@ -18,7 +18,7 @@ from headatlas.interp.errors import InputError
 from headatlas.interp.heads import HeadId
 from tests.circuits.causal.models import gpt2, llama, repeats
 from tests.circuits.causal.test_effects import copying_model
-from tests.circuits.causal.test_sweep import EVERYWHERE, losses
+from tests.circuits.causal.test_sweep import EVERYWHERE, losses, losses_without
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +97,23 @@ def test_wrong_requests_are_refused(traced):
         trace_induction(llama(), atlas=other)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"ablation": ["mean", "zero"]}, r"ablation is one of .* here; got \['mean', 'zero'\]"),
+        ({"margin": "0.1"}, "margin is a mass, a number from 0 to below 1; got '0.1'"),
+        ({"margin": None}, "got None"),
+        ({"margin": 10**5000}, "got an integer of more"),
+        ({"margin": False}, "got False"),
+        ({"margin": float("nan")}, "got nan"),
+        ({"margin": np.array([0.1])}, "got array"),
+    ],
+)
+def test_settings_of_another_sort_are_refused(options, message, as_users_call):
+    with pytest.raises(InputError, match=message):
+        trace_induction(gpt2(), **options)
+
+
 def test_the_command_refuses_before_it_loads(tmp_path):
     with pytest.raises(InputError, match="among zero, mean, resample"):
         command("no-such-model", ablation="knockout")
@@ -111,7 +128,8 @@ def test_the_command_prints_and_writes(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "L1H1 looks at the previous token" in shown
     assert "Tested heads" in shown
-    assert "Not tested, since no induction head stands after them: L3H2." in " ".join(shown.split())
+    late = "Not tested as previous-token heads, since no induction head stands after them: L3H2."
+    assert late in " ".join(shown.split())
     content = json.loads((tmp_path / "trace.json").read_text())
     assert content["chain"][0] == "L1H1"
     assert content["untested"] == ["L3H2"]
@@ -123,10 +141,8 @@ def test_a_set_against_random_sets_of_its_layers():
     found = set_effect(model, prompts, EVERYWHERE, ["L0H0", "L0H3", "L2H1"], n_random=20)
     assert found.heads == (HeadId("", 0, 0), HeadId("", 0, 3), HeadId("", 2, 1))
     rows, n = has_next(prompts), has_next(prompts).sum(1)
-    change = iv.mean(
-        model, torch.from_numpy(prompts.ids), ["L0H0", "L0H3", "L2H1"], per_position=True
-    )
-    harm = losses(model, prompts, rows, change) - losses(model, prompts, rows)
+    harmed = losses_without(model, prompts, rows, ["L0H0", "L0H3", "L2H1"])
+    harm = harmed - losses(model, prompts, rows)
     assert found.effect == pytest.approx(n @ harm / n.sum(), abs=5e-5)
     assert found.low <= found.effect <= found.high
     assert len(found.random) == 3  # the other two of layer 0 with each of three of layer 2

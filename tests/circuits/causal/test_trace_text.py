@@ -1,5 +1,6 @@
 """What a trace says: directions in words, masses within bounds, heads that stand too late."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -92,13 +93,23 @@ def test_the_terminal_shows_links_in_words(capsys, monkeypatch):
 
 def test_a_head_that_stands_too_late_is_no_part_of_the_circuit(tmp_path):
     found = trace()
-    assert "Not tested, since no induction head stands after them: L2H1." in str(found)
-    assert "1 untested" in repr(found)
-    with pytest.raises(InputError, match="L2H1 was not tested: no induction head stands after"):
+    assert (
+        "Not tested as previous-token heads, since no induction head stands after them: L2H1."
+        in str(found)
+    )
+    assert "1 not tested as previous_token" in repr(found)
+    with pytest.raises(InputError, match="L2H1 was not tested as a previous-token head: no ind"):
         found.evidence("L2H1")
     with pytest.raises(InputError, match="neither previous_token nor induction"):
         found.evidence("L2H0")
     assert json.loads(found.save(tmp_path / "a.json").read_text())["untested"] == ["L2H1"]
+
+
+def test_a_head_untested_in_one_role_has_the_evidence_of_the_other():
+    """The last induction head may look at the previous token too; as that it feeds none."""
+    both = dataclasses.replace(trace(), untested=(LAST, LATE))
+    assert both.evidence("L1H0") == "pattern + causal"
+    assert "1 induction pattern + causal, 2 not tested as previous_token" in repr(both)
 
 
 def graded(**heads):

@@ -1,13 +1,29 @@
 """What the tests of training share."""
 
+import pandas as pd
 import torch
 
+from headatlas.circuits.atlas import HeadAtlas
 from headatlas.circuits.prune.settings import GateTraining
+from headatlas.interp.heads import HeadId
 
 
 def training(**changes):
     """Settings of a training short enough for a test."""
     return GateTraining(**{"lam": 0.05, "steps": 6, "batch": 2, "lr": 0.3, **changes})
+
+
+def atlas_of(grades, every=None):
+    """An atlas of one kind, induction, made by hand: grades by address, of 2 layers of 4 heads."""
+    names = every or [f"L{layer}H{head}" for layer in range(2) for head in range(4)]
+    rows = [
+        {
+            "site": head.site, "layer": head.layer, "head": head.head, "kind": "induction",
+            "grade": grades.get(str(head), "none"), "excess": 0.0,
+        }
+        for head in map(HeadId.parse, names)
+    ]  # fmt: skip
+    return HeadAtlas(pd.DataFrame(rows), {}, {}, {})
 
 
 def snapshot(model):

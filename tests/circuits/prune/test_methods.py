@@ -1,0 +1,185 @@
+"""Ways of choosing heads, against gradients, slices and losses taken by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from headatlas.circuits.ablate.evaluate import evaluate
+from headatlas.circuits.prune.importance import GateGradients, magnitude, michel, taylor
+from headatlas.circuits.prune.methods import METHODS, order_heads
+from headatlas.interp.attach import attach
+from headatlas.interp.errors import InputError
+from headatlas.interp.heads import HeadId
+from headatlas.interp.texts import Documents
+from tests.circuits.causal.models import gpt2, llama, repeats
+from tests.circuits.prune.trained import assert_same, atlas_of, snapshot, training
+
+
+def documents(count=4, **changes):
+    return Documents(repeats(count, **changes), "repeats")
+
+
+def by_hand(model, prompts, removed=()):
+    """∂(mean loss of a document)/∂ξ through W_O's columns, one backward pass per document."""
+    found = []
+    for document in range(len(prompts)):
+        own = torch.from_numpy(prompts.ids[document][prompts.mask[document]])[None]
+        gates = [torch.ones(4, dtype=torch.float64) for _ in model.model.layers]
+        for head in removed:
+            gates[head.layer][head.head] = 0
+        handles = []
+        for layer, gate in zip(model.model.layers, gates, strict=True):
+            gate.requires_grad_()
+
+            def scale(_module, inputs, gate=gate):
+                return (inputs[0] * gate.repeat_interleave(4),)
+
+            handles.append(layer.self_attn.o_proj.register_forward_pre_hook(scale))
+        logp = model(own).logits[0, :-1].log_softmax(-1)
+        loss = -logp[torch.arange(len(logp)), own[0, 1:]].mean()
+        found.append(torch.cat(torch.autograd.grad(loss, gates)).numpy())
+        for handle in handles:
+            handle.remove()
+    return np.array(found)
+
+
+@pytest.mark.parametrize("side", [None, "left", "right"])
+def test_gradients_are_those_of_each_document_by_itself(side):
+    model, prompts = llama(layers=2).double(), repeats(4, side=side)
+    gradients, removed = GateGradients(model, prompts), (HeadId("", 0, 1), HeadId("", 1, 3))
+    for gone in ((), removed):
+        expected = by_hand(model, prompts, gone)
+        # the norms of these models work in float32
+        np.testing.assert_allclose(gradients.at(gone), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_michel_takes_absolute_values_per_document_and_layers_have_norm_one():
+    model, prompts = llama(layers=2).double(), repeats(4)
+    gradients = by_hand(model, prompts)
+    heads = GateGradients(model, prompts).heads
+    found = michel(gradients, heads)
+    raw = np.abs(gradients).mean(0).reshape(2, 4)
+    np.testing.assert_allclose(found.reshape(2, 4), raw / np.linalg.norm(raw, axis=1)[:, None])
+    assert not np.allclose(raw, np.abs(gradients.mean(0)).reshape(2, 4))
+    gone = michel(gradients, heads, heads[:1])
+    assert gone[0] == 0
+    assert np.linalg.norm(gone[:4]) == pytest.approx(1)
+    np.testing.assert_allclose(taylor(gradients), (gradients**2).mean(0))
+
+
+@pytest.mark.parametrize("method", ["michel", "taylor"])
+def test_steps_measure_anew_what_is_left(method):
+    model, given = llama(layers=2).double(), documents()
+    every = GateGradients(model, given.prompts).heads
+    left, expected = list(range(8)), []
+    while len(expected) < 5:
+        gradients = by_hand(model, given.prompts, expected)
+        scores = michel(gradients, every, expected) if method == "michel" else taylor(gradients)
+        place = min(left, key=lambda place: scores[place])
+        left.remove(place)
+        expected.append(every[place])
+    assert order_heads(model, given, method, n=5) == tuple(expected)
+    assert order_heads(model, given, method, n=3) == tuple(expected[:3])
+    first = order_heads(model, given, method, n=2, step=2)
+    assert first[0] == expected[0]
+
+
+def test_magnitude_is_the_norm_of_the_slice():
+    model = llama()
+    expected = {
+        HeadId("", layer, head): block.self_attn.o_proj.weight[:, 4 * head :][:, :4].norm().item()
+        for layer, block in enumerate(model.model.layers)
+        for head in range(4)
+    }
+    assert magnitude(model) == pytest.approx(expected)
+    order = order_heads(model, documents(), "magnitude", n=12)
+    assert list(order) == sorted(expected, key=lambda head: expected[head])
+    transposed = gpt2()
+    norm = float(transposed.transformer.h[1].attn.c_proj.weight[8:].norm())
+    assert magnitude(transposed)[HeadId("", 1, 1)] == pytest.approx(norm)
+
+
+def test_random_heads_follow_the_seed():
+    model, given = llama(), documents()
+    one, same, other = (order_heads(model, given, "random", n=12, seed=seed) for seed in (1, 1, 2))
+    assert one == same != other
+    assert set(one) == set(other)
+    assert order_heads(model, given, "random", n=5, seed=1) == one[:5]
+
+
+def test_layer_random_removes_as_many_per_layer():
+    model, given = llama(), documents()
+    like = [HeadId("", 2, 0), HeadId("", 0, 1), HeadId("", 2, 3), HeadId("", 2, 1)]
+    drawn = [
+        order_heads(model, given, "layer_random", n=4, like=like, seed=seed) for seed in range(20)
+    ]
+    assert all([head.layer for head in one] == [2, 0, 2, 2] for one in drawn)
+    assert all(len(set(one)) == 4 for one in drawn)
+    assert len({head for one in drawn for head in one}) == 8
+    even = order_heads(model, given, "layer_random", n=7)
+    counts = np.bincount([head.layer for head in even])
+    assert sorted(counts) == [2, 2, 3]
+    with pytest.raises(InputError, match="like holds 4 heads; give 5"):
+        order_heads(model, given, "layer_random", n=5, like=like)
+
+
+def test_greedy_removes_what_costs_least():
+    model, given = llama(layers=2), documents()
+    every = [HeadId("", layer, head) for layer in range(2) for head in range(4)]
+    losses = evaluate(model, given, [[head] for head in every]).loss_nats
+    first, second = order_heads(model, given, "greedy", n=2)
+    assert first == every[int(losses.argmin())]
+    left = [head for head in every if head != first]
+    losses = evaluate(model, given, [[first, head] for head in left]).loss_nats
+    assert second == left[int(losses.argmin())]
+    both = order_heads(model, given, "greedy", n=2, step=2)
+    assert both[0] == first
+
+
+def test_functional_heads_go_last():
+    model = llama(layers=2)
+    atlas = atlas_of({"L0H1": "strong", "L1H0": "weak", "L1H2": "strong", "L1H3": "ambiguous"})
+    order = order_heads(model, documents(), "functional", n=8, atlas=atlas)
+    norms = magnitude(model)
+    free, weak, strong = order[:5], order[5:6], order[6:]
+    assert [str(head) for head in weak] == ["L1H0"]
+    assert {str(head) for head in strong} == {"L0H1", "L1H2"}
+    for part in (free, strong):
+        assert [norms[head] for head in part] == sorted(norms[head] for head in part)
+    with pytest.raises(InputError, match="pass atlas="):
+        order_heads(model, documents(), "functional", n=3)
+    with pytest.raises(InputError, match="the atlas is of 8 heads and the model has 12"):
+        order_heads(llama(), documents(), "functional", n=3, atlas=atlas)
+
+
+def test_l0_removes_exactly_as_many():
+    model = llama(layers=2)
+    config = training(steps=8, per="head")
+    order = order_heads(model, documents(), "l0", n=3, config=config)
+    assert len(set(order)) == 3
+    assert order_heads(model, documents(), "l0", n=0, config=config) == ()
+    assert len(order_heads(model, documents(), "l0", n=8, config=config)) == 8
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "functional"])
+def test_the_model_is_left_alone(method):
+    model = gpt2(layers=2).train()
+    model.transformer.wte.weight.requires_grad_(False)
+    model.transformer.ln_f.weight.grad = torch.ones(16)
+    before = snapshot(model)
+    assert len(order_heads(model, documents(), method, n=2, config=training(steps=2))) == 2
+    assert_same(snapshot(model), before)
+
+
+def test_what_is_refused():
+    model, given = llama(layers=2), documents()
+    with pytest.raises(InputError, match="methods are among random, layer_random"):
+        order_heads(model, given, "best", n=1)
+    with pytest.raises(InputError, match="n=9, but the model has 8 heads"):
+        order_heads(model, given, "random", n=9)
+    with pytest.raises(InputError, match="n is a whole number of at least 0"):
+        order_heads(model, given, "random", n=-1)
+    with pytest.raises(InputError, match="step is a whole number of at least 1"):
+        order_heads(model, given, "michel", n=1, step=0)
+    with attach(model), pytest.raises(InputError, match="attach block"):
+        order_heads(model, given, "michel", n=1)
