@@ -59,6 +59,19 @@ def test_every_head_zeroed_as_by_an_intervention(build, side):
     clean = losses(model, prompts, rows)
     np.testing.assert_allclose(found.base[0], clean, atol=2e-5)
     for place, head in enumerate(found.heads):
+        expected = losses(model, prompts, rows, iv.zero(head)) - clean
+        np.testing.assert_allclose(found.delta("text", "zero")[:, place], expected, atol=5e-5)
+    assert np.abs(found.delta("text", "zero")).max() > 0.05
+
+
+def test_mean_and_resample_are_those_of_interventions():
+    model, prompts = llama(), repeats()
+    found = sweep(model, prompts, COPIED, ablations=["mean", "resample"], seed=4)
+    ids, rows = torch.from_numpy(prompts.ids), copied_next(prompts)
+    donors = StandIns(prompts, 4).donors()
+    assert (donors != np.arange(len(prompts))).all()
+    clean = losses(model, prompts, rows)
+    for place, head in enumerate(found.heads):
         other = iv.patch(model, head, tokens=ids[donors])
         expected = {
             "resample": losses(model, prompts, rows, other),

@@ -6,7 +6,6 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 import headatlas as ha
 from headatlas.circuits.behaviour import INDUCTION, has_next
