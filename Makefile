@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test lint types unit real bench clean
+.PHONY: demo test lint types unit real bench nightly clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/headatlas classify
@@ -30,6 +30,10 @@ real: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	$(VENV)/bin/python -m tests.bench.classify_cost
+
+# Hours: heads of smollm2-135m pruned by every method. Goes on where it was stopped.
+nightly: $(VENV)/.installed-test
+	$(VENV)/bin/python -m tests.bench.prune_smollm2 --out build/prune-smollm2
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

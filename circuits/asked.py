@@ -96,6 +96,8 @@ def _check_known(every: list[AnyKind]) -> None:
 def check_names(kinds: Sequence[AnyKind]) -> None:
     """Refuse a kind of one's own under the name of another, which would later be taken for it.
 
+    A copy of a registered kind that keeps its labels keeps its name.
+
     Raises:
         InputError: the name is registered for another kind, or is that of a relation.
 
@@ -112,6 +114,8 @@ def check_names(kinds: Sequence[AnyKind]) -> None:
 
 def _owns_its_name(kind: Kind | WordKind) -> bool:
     registered: Kind | WordKind | None = KINDS.get(kind.name) or WORD_KINDS.get(kind.name)
+    if isinstance(kind, Kind) and isinstance(registered, Kind):
+        return kind.labels is registered.labels  # also a copy that reads other prompts
     if registered is not None:
         return kind is registered
     first, *rest = kind.name.split(".")

@@ -131,8 +131,16 @@ def test_without_text_the_model_writes_it_and_that_is_said(tiny):
     pd.testing.assert_frame_equal(again.rows, found.rows)
 
 
+TEXTS = ["a cat sat.", "a dog ran to the house."]
+
+
+def test_the_longest_text_needs_its_equal_for_a_mean(tiny):
+    with pytest.raises(InputError, match="mean takes a head's values from other documents"):
+        ablate_heads(*tiny, ["L1H1"], TEXTS)
+
+
 def test_few_texts_have_figures_and_no_interval(tiny):
-    found = ablate_heads(*tiny, ["L1H1"], ["a cat sat.", "a dog ran to the house."])
+    found = ablate_heads(*tiny, ["L1H1"], TEXTS, method="zero")
     assert rows_of(found, documents="text")["delta_low"].isna().all()
     assert rows_of(found, documents="repeated")["delta_low"].notna().all()
     assert "2 documents of text: no interval" in found.caveats[0]

@@ -12,7 +12,7 @@ from headatlas.circuits.causal.trials import Trials
 from headatlas.interp import interventions as iv
 from headatlas.interp.heads import HeadId
 from tests.circuits.causal.models import gpt2, llama, repeats
-from tests.circuits.causal.test_sweep import losses
+from tests.circuits.causal.test_sweep import losses_without
 
 REMOVALS = [Removal("mean", (HeadId("", layer, head),)) for layer in range(3) for head in (0, 1)]
 
@@ -49,8 +49,8 @@ def test_they_are_those_of_the_whole_model(sizes):
     trials = Trials(model, prompts, [RowMeasure("loss", rows)], batch_tokens=28)
     found, free = trials.run(REMOVALS, held=True)[:, 0], trials.run(REMOVALS)[:, 0]
     for removal, held, loose in zip(REMOVALS, found, free, strict=True):
-        gone = iv.mean(model, ids, removal.heads, per_position=True)
-        wanted = losses(model, prompts, rows, [iv.freeze(model, tokens=ids), gone])
+        frozen = [iv.freeze(model, tokens=ids)]
+        wanted = losses_without(model, prompts, rows, removal.heads, also=frozen)
         np.testing.assert_allclose(held, wanted, atol=5e-5)
         if removal.heads[0].layer < 2:  # later patterns would have changed
             assert abs(held - loose).max() > 1e-3

@@ -40,12 +40,14 @@ def losses(model, prompts, rows, change=()):
     return loss_by_hand(logits, prompts, rows)
 
 
-def losses_without(model, prompts, rows, heads):
+def losses_without(model, prompts, rows, heads, also=()):
     """Loss per document with the mean over the other documents in the heads' place."""
     ids = torch.from_numpy(prompts.ids)
     others = [np.arange(len(ids)) != d for d in range(len(ids))]
     means = [iv.mean(model, ids[own], heads, per_position=True) for own in others]
-    return np.array([losses(model, prompts, rows, mean)[d] for d, mean in enumerate(means)])
+    return np.array(
+        [losses(model, prompts, rows, [*also, mean])[d] for d, mean in enumerate(means)]
+    )
 
 
 @pytest.mark.parametrize("build", [gpt2, llama])
