@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...interp.attach import is_edited
 from ...interp.errors import InputError
 from ...interp.heads import HeadId, Heads
 from ...interp.probes import MIN_PROMPTS
 from ...interp.texts import Documents
 from ..behaviour import Rows, copied_next
 from ..causal.sweep import sweep_values
-from ..causal.sweep_file import Checkpoint, fingerprint_model, fingerprint_sweep
+from ..causal.sweep_file import (
+    Checkpoint,
+    beside,
+    fingerprint_model,
+    fingerprint_sweep,
+    refuse_edited,
+)
 from .evaluate import Progress, evaluate, measured_rows, measures_of, trials_of
 from .evaluation import Evaluation
 from .intervals import with_intervals
@@ -45,9 +50,9 @@ def ablate_heads(
 
     on text, and beside it at the second copies of repeated random tokens, which a model predicts
     by induction. Intervals are of a paired bootstrap over documents. `mean` puts the mean of a
-    head's output over the documents, by position, in its place (Wang 2022); `zero` does harm of
-    its own, because the layers after it expect that mean; `resample` takes the output at another
-    document's same position.
+    head's output over the other documents, by position, in its place (Wang 2022); `zero` does harm
+    of its own, because the layers after it expect that mean; `resample` takes the output at
+    another document's same position.
 
     Args:
         model: a transformers decoder with a language-model head.
@@ -158,14 +163,10 @@ def ablation_sweep(
     chosen = every if heads is None else named_heads(heads, plan.sites)
     kept: dict[str, tuple[Path, str]] = {}
     if checkpoint is not None:
-        if is_edited(model):
-            raise InputError(
-                "the model is being edited, which a checkpoint cannot tell; sweep without one, or "
-                "outside the block."
-            )
+        refuse_edited(model)
         check_checkpoint(checkpoint)
         weights = fingerprint_model(model)
-        kept = {name: (_file(checkpoint, name), weights) for name in (TEXT, REPEATED)}
+        kept = {name: (beside(checkpoint, name), weights) for name in (TEXT, REPEATED)}
     evaluations = {
         name: _swept(model, read, name, chosen, plan, kept.get(name), progress)
         for name, read in plan.read(model, tokenizer, texts).items()
@@ -184,7 +185,7 @@ def check_checkpoint(path: str | Path) -> None:
         InputError: another suffix than .safetensors, or a folder that cannot be written to.
     """
     for documents in (TEXT, REPEATED):
-        Checkpoint(_file(path, documents), "", "")
+        Checkpoint(beside(path, documents), "", "")
 
 
 def _swept(
@@ -248,8 +249,3 @@ def _caveats(evaluations: dict[str, dict[str, Evaluation]], plan: Plan) -> tuple
                     f"stand-ins of its own ({method})."
                 )
     return tuple(found)
-
-
-def _file(checkpoint: str | Path, documents: str) -> Path:
-    path = Path(checkpoint)
-    return path.with_name(f"{path.stem}-{documents}{path.suffix}")

@@ -20,6 +20,7 @@ from .documents import DOCUMENTS, SEQ_LEN, documents
 from .evidence import ADDRESS, CausalRule, Judged, evidence_rows
 from .stand_in import ABLATIONS, check_ablations
 from .sweep import Progress, Sweep, sweep
+from .sweep_file import beside
 from .testable import (
     Candidate,
     by_documents,
@@ -184,7 +185,8 @@ def causal_effects(
         behaviours = [*dict.fromkeys(one.behaviour for one in group)]
         sweeps[name] = sweep(
             model, own, behaviours, ablations=used, labelled=labelled(behaviours, atlas),
-            seed=seed, checkpoint=_file(checkpoint, name), progress=progress,
+            seed=seed, checkpoint=None if checkpoint is None else beside(checkpoint, name),
+            progress=progress,
         )  # fmt: skip
         tested += [_tested(one, name, sweeps[name], atlas, named) for one in group]
     rows = evidence_rows([one for one in tested if one.shown], rule, used, seed)
@@ -225,13 +227,6 @@ def _named(heads: Iterable[str | HeadId], atlas: HeadAtlas) -> set[HeadId]:
     for head in named:
         atlas[head]  # refuses a head that is not there
     return named
-
-
-def _file(checkpoint: str | Path | None, name: str) -> Path | None:
-    if checkpoint is None:
-        return None
-    path = Path(checkpoint)
-    return path.with_name(f"{path.stem}-{name}{path.suffix}")
 
 
 def _size(words: WordDocuments) -> dict[str, int]:

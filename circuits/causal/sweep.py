@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from ...interp.attach import is_edited
 from ...interp.errors import InputError
 from ...interp.heads import HeadId
 from ...interp.probes import Prompts
@@ -20,7 +19,7 @@ from ..arguments import whole_number
 from ..behaviour import AnyBehaviour, Behaviour, Downstream
 from .measures import Labelled, Measure, measure_of
 from .stand_in import ABLATIONS, Removal, check_ablations
-from .sweep_file import Checkpoint, fingerprint_model, fingerprint_sweep
+from .sweep_file import Checkpoint, fingerprint_model, fingerprint_sweep, refuse_edited
 from .trials import Trials
 
 Progress = Callable[[str, int, int], None]
@@ -176,11 +175,7 @@ def sweep(
     chosen = choose_heads(trials, heads)
     file = None
     if checkpoint is not None:
-        if is_edited(model):
-            raise InputError(
-                "the model is being edited, which a checkpoint cannot tell; sweep without one, or "
-                "outside the block."
-            )
+        refuse_edited(model)
         settings = fingerprint_sweep(prompts, measures, chosen, kinds, seed)
         file = Checkpoint(Path(checkpoint), fingerprint_model(model), settings)
     values = sweep_values(trials, chosen, kinds, file, progress)

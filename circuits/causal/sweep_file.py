@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import nn
 
+from ...interp.attach import is_edited
 from ...interp.errors import InputError
 from ...interp.files import atomic_write, check_target
 from ...interp.heads import HeadId
@@ -90,6 +91,30 @@ class Checkpoint:
         meta = {"format": _FORMAT, "model": self.model, "settings": self.settings}
         with atomic_write(self.path) as temporary:
             save_file({"values": values, "done": done.astype(np.uint8)}, temporary, meta)
+
+
+def beside(checkpoint: str | Path, documents: str) -> Path:
+    """The file of one set of documents, where a run over several keeps one each.
+
+    Example:
+        >>> beside("run.safetensors", "text").name
+        'run-text.safetensors'
+    """
+    path = Path(checkpoint)
+    return path.with_name(f"{path.stem}-{documents}{path.suffix}")
+
+
+def refuse_edited(model: nn.Module) -> None:
+    """Refuse a model inside an attach block: its weights do not say what it computes.
+
+    Raises:
+        InputError: it is being edited.
+    """
+    if is_edited(model):
+        raise InputError(
+            "the model is being edited, which a checkpoint cannot tell; sweep without one, or "
+            "outside the block."
+        )
 
 
 def _load(path: Path, shape: tuple[int, ...], wanted: dict[str, str]) -> tuple[Any, Any]:
