@@ -34,6 +34,7 @@ bench: $(VENV)/.installed-test
 # Hours: heads of smollm2-135m pruned by every method. Goes on where it was stopped.
 nightly: $(VENV)/.installed-test
 	$(VENV)/bin/python -m tests.bench.prune_smollm2 --out build/prune-smollm2
+	$(VENV)/bin/python -m tests.bench.figures prune_smollm2
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..interp.errors import InputError
-from ..interp.files import atomic_write
+from ..interp.errors import InputError, one_line
 from .atlas_check import (
     COLUMNS,
     META,
@@ -23,13 +22,12 @@ from .atlas_check import (
     check_rows,
 )
 from .atlas_tables import check_tables
+from .table_file import check_suffix, plain, plain_records, write_table
 
 __all__ = ["COLUMNS", "META", "NATURAL", "NULL_CHECK_COLUMNS", "SCHEMA_VERSION"]
 
 NATURAL = {"natural_score": "score", "natural_low": "low", "natural_high": "high"}
 """Columns that tables, CSV and Parquet add out of `details`: a row's numbers on natural text."""
-
-_SUFFIXES = (".json", ".csv", ".parquet")
 
 
 def with_natural(rows: pd.DataFrame) -> pd.DataFrame:
@@ -43,16 +41,6 @@ def with_natural(rows: pd.DataFrame) -> pd.DataFrame:
         values = [math.nan if (x := numbers.get(name)) is None else x for numbers in found]
         wide.insert(place + shift, column, np.array(values, float))
     return wide
-
-
-def check_suffix(path: Path) -> None:
-    """Refuse a file name whose suffix names no format, before any work is done.
-
-    Raises:
-        InputError: the suffix is not .json, .csv or .parquet.
-    """
-    if path.suffix.lower() not in _SUFFIXES:
-        raise InputError(f"{path.name!r} ends in no known format; use .json, .csv or .parquet.")
 
 
 def write_atlas(
@@ -70,41 +58,21 @@ def write_atlas(
             could not be read again.
     """
     check_suffix(path)
-    write = {".json": _write_json, ".csv": _write_csv, ".parquet": _write_parquet}
-    head = {"schema_version": SCHEMA_VERSION, **{name: _plain(meta[name]) for name in META}}
+    head = {"schema_version": SCHEMA_VERSION, **{name: plain(meta[name]) for name in META}}
     if null_check is not None:
-        head["null_check"] = _plain(null_check.to_dict("records"))
+        head["null_check"] = plain_records(null_check)
     if tables:
         checked = check_tables(tables)
-        head["tables"] = {name: _plain(own.to_dict("records")) for name, own in checked.items()}
+        head["tables"] = {name: plain_records(own) for name, own in checked.items()}
     check_head(head)
-    with atomic_write(path) as partial:
-        write[path.suffix.lower()](rows.loc[:, list(COLUMNS)], head, partial)
-    return path
-
-
-def _write_json(rows: pd.DataFrame, head: dict[str, Any], path: Path) -> None:
-    records = [_plain(dict(zip(COLUMNS, row, strict=True))) for row in rows.to_numpy(object)]
-    text = json.dumps({**head, "heads": records}, indent=1, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
-
-
-def _write_csv(rows: pd.DataFrame, head: dict[str, Any], path: Path) -> None:
-    _flat(rows).to_csv(path, index=False)
-
-
-def _write_parquet(rows: pd.DataFrame, head: dict[str, Any], path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.Table.from_pandas(_flat(rows), preserve_index=False)
-    pq.write_table(table.replace_schema_metadata({b"headatlas": json.dumps(head).encode()}), path)
+    own = rows.loc[:, list(COLUMNS)]
+    return write_table(path, _flat(own), head, name="heads", records=plain_records(own))
 
 
 def _flat(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows whose details are JSON text, for formats without nesting."""
     return with_natural(rows).assign(
-        details=[json.dumps(_plain(d), allow_nan=False) for d in rows["details"]]
+        details=[json.dumps(plain(d), allow_nan=False) for d in rows["details"]]
     )
 
 
@@ -135,9 +103,9 @@ def read_atlas(path: Path) -> dict[str, Any]:
         raise InputError(f"{str(path)!r} is not an atlas: {error}") from None
     except (ValueError, TypeError, KeyError, OSError, RecursionError, OverflowError) as error:
         # ValueError covers JSON, Unicode and Arrow's own errors
-        reason = " ".join(str(error).split())[:200]
         raise InputError(
-            f"{str(path)!r} is not an atlas that can be read ({type(error).__name__}: {reason})."
+            f"{str(path)!r} is not an atlas that can be read ({type(error).__name__}: "
+            f"{one_line(error)})."
         ) from None
 
 
@@ -166,18 +134,3 @@ def _read_parquet(path: Path) -> tuple[Any, Any]:
 
 def _read_text(text: str | bytes) -> Any:
     return json.loads(text, parse_constant=_refuse_constant)
-
-
-def _plain(value: Any) -> Any:
-    """The value in JSON's own types; a missing number is null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, np.ndarray):
-        return [_plain(entry) for entry in value.tolist()]
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

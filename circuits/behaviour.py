@@ -127,10 +127,10 @@ def _check(behaviour: Any) -> None:
 
 
 def has_next(prompts: Prompts) -> Bool[np.ndarray, "document pos"]:
-    """Positions that hold a token and are followed by one."""
+    """Positions that hold a token and are followed by one, of those whose prediction counts."""
     follows = np.zeros_like(prompts.mask)
     follows[:, :-1] = prompts.mask[:, :-1] & prompts.mask[:, 1:]
-    return follows
+    return follows if prompts.counted is None else follows & prompts.counted
 
 
 def predicted_rows(

@@ -84,8 +84,8 @@ def classify(
     from ..interp.tokens import read_text
     from .asked import ask
     from .atlas_check import printable
-    from .atlas_file import check_suffix
     from .battery import Battery
+    from .table_file import check_suffix
 
     # everything that can be refused is refused before the model is loaded
     names = None if kinds is None else ",".join(kinds)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from .cache import Cache
 from .capture_text import Text, text_from_json, text_to_json
-from .checkpoint import is_panic, one_line
-from .errors import InputError
+from .checkpoint import is_panic
+from .errors import InputError, one_line
 from .files import atomic_write, check_target
 
 _KEY = "headatlas_cache"

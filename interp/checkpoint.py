@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .errors import InputError, shown
+from .errors import InputError, one_line, shown
+from .files import read_json
 
-_MAX_JSON_BYTES = 64 * 2**20
+_MAX_JSON_MIB = 64
 # Integers of a config that something loops over, by the words of their keys: first or last word ->
 # the largest value believed. A count of layers or experts may also be that of the tensors there.
 _MAX_COUNT = {
@@ -49,20 +49,10 @@ def check_folder(folder: Path, name: str) -> Held:
 
 
 def _read_json(path: Path, name: str) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise InputError(f"{path.name} of {name!r} is larger than 64 MiB; that is no config.")
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{path.name} of {name!r} is not valid JSON: {one_line(error)}."
-        ) from error
+    told = f"{path.name} of {name!r}"
+    value = read_json(path, _MAX_JSON_MIB, told)
     if not isinstance(value, dict):
-        raise InputError(
-            f"{path.name} of {name!r} must hold a JSON object, not {type(value).__name__}."
-        )
+        raise InputError(f"{told} must hold a JSON object, not {type(value).__name__}.")
     return value
 
 
@@ -174,9 +164,3 @@ def _weight_files(folder: Path, name: str) -> list[Path]:
 def is_panic(error: BaseException) -> bool:
     """Whether a library written in Rust stumbled: no subclass of Exception, and of no module."""
     return type(error).__name__ == "PanicException"
-
-
-def one_line(error: BaseException) -> str:
-    """The message of an error as one short line without a full stop."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return (text if len(text) <= 240 else text[:239] + "…").rstrip(".")

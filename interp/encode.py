@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .checkpoint import is_panic, one_line
-from .errors import InputError
+from .checkpoint import is_panic
+from .errors import InputError, one_line
 
 # Room beyond what is needed when only the beginning of a text is encoded. A cut changes the tokens
 # beside it: the word it falls into, or the few pieces over which a unigram model still wavers.

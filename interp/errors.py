@@ -27,3 +27,9 @@ def shown(value: object, most: int = 80) -> str:
         return repr(value)[:most]
     except Exception:  # such as a list of them
         return f"a {type(value).__name__} that cannot be shown"
+
+
+def one_line(error: BaseException) -> str:
+    """The message of an error as one short line without a full stop."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return (text if len(text) <= 240 else text[:239] + "…").rstrip(".")

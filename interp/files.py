@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from .errors import InputError
+from .errors import InputError, one_line
 
 # what only a disk says: full, over quota, too large for it, broken, suddenly read-only or gone
 _DISK_ERRORS = {
@@ -124,6 +126,30 @@ def read_text(path: str | os.PathLike[str]) -> str:
     if not text.strip():
         raise InputError(f"{name!r} is empty; give a file with some text.")
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_json(path: Path, most_mib: int, name: str | None = None) -> Any:
+    """Read a JSON file of the package's own or of a checkpoint.
+
+    Args:
+        path: of the file.
+        most_mib: the size up to which one is believed.
+        name: how messages call it; None: by its path.
+
+    Raises:
+        InputError: it cannot be read, is larger, or no JSON.
+    """
+    told = repr(str(path)) if name is None else name
+    try:
+        with path.open("rb") as opened:
+            data = opened.read(most_mib * 2**20 + 1)
+        if len(data) > most_mib * 2**20:
+            raise InputError(f"{told} is larger than {most_mib} MiB, which no such file is.")
+        return json.loads(data)
+    except (OSError, ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{told} is not valid JSON: {one_line(error)}.") from error
 
 
 def check_target(path: Path) -> Path:

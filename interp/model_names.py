@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import InputError
+from .errors import InputError, one_line
 
 BUILT_IN = ("tiny", "smollm2-135m")
 _TINY = Path(__file__).parent / "builtin" / "tiny"
@@ -86,10 +86,9 @@ def _ask_hub(name: str, from_hub: Callable[[str], Path]) -> Path:
     except InputError:
         raise
     except Exception as error:  # the hub's client raises OSError, ValueError, its own httpx errors
-        reason = " ".join(str(error).split())[:160].rstrip(".")
         raise InputError(
             f"no model {name!r}: it is not built in, not a folder here, and the hub gave nothing "
-            f"({type(error).__name__}: {reason}). {_hint(name)}"
+            f"({type(error).__name__}: {one_line(error)}). {_hint(name)}"
         ) from error
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .checkpoint import Held, check_folder, is_panic, one_line
-from .errors import InputError
+from .checkpoint import Held, check_folder, is_panic
+from .errors import InputError, one_line
 from .gguf_file import check_gguf
 
 _MAX_PACKING = 8  # quantised formats put up to eight 4-bit weights into one stored integer

@@ -54,6 +54,8 @@ class Prompts:
             and `rarity` on natural text, `topic`, `word` and `partner` on the set `topics`.
         numbers: each document's number in its set, which its random draws follow; None counts
             from 0.
+        counted: true on tokens whose prediction of the next one counts, in losses and in training,
+            [document, pos]; None: all.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Prompts:
     causal: bool = True
     marks: Mapping[str, Int[np.ndarray, "document pos"]] = field(default_factory=dict)
     numbers: Int[np.ndarray, " document"] | None = None
+    counted: Bool[np.ndarray, "document pos"] | None = None
 
     def __post_init__(self) -> None:
         ids, mask = self.ids, self.mask
@@ -78,7 +81,10 @@ class Prompts:
                 f"each document's tokens stand together, padding only before or after them; "
                 f"document {int(np.flatnonzero(edges != 2)[0])} has a hole or is empty."
             )
-        for name, mark in self.marks.items():
+        marks = dict(self.marks)
+        if self.counted is not None:
+            marks["counted"] = self.counted
+        for name, mark in marks.items():
             if mark.shape != ids.shape:
                 raise InputError(
                     f"marks have the shape of the ids, {ids.shape}; {name} has {mark.shape}."
@@ -119,13 +125,15 @@ class Prompts:
             delimiter=delimiter,
             marks={name: mark[rows][:, cut] for name, mark in self.marks.items()},
             numbers=numbers,
+            counted=None if self.counted is None else self.counted[rows][:, cut],
         )
 
     def read_only(self) -> Prompts:
         """The same prompts, in arrays that cannot be written to through them."""
         arrays = {"ids": self.ids.view(), "mask": self.mask.view()}
-        if self.delimiter is not None:
-            arrays["delimiter"] = self.delimiter.view()
+        for name in ("delimiter", "counted"):
+            if (array := getattr(self, name)) is not None:
+                arrays[name] = array.view()
         marks = {name: mark.view() for name, mark in self.marks.items()}
         for array in (*arrays.values(), *marks.values()):
             array.flags.writeable = False

@@ -52,6 +52,35 @@ class Documents:
         count = f"{len(self)} document{'' if len(self) == 1 else 's'} of up to {longest} tokens"
         return f"<{count}, {tokens} in all, {bos}; {self.origin}>"
 
+    def __add__(self, other: Documents) -> Documents:
+        """The documents of both, such as text and repeated tokens to learn from.
+
+        Raises:
+            InputError: one begins with a BOS and the other does not.
+
+        Example:
+            >>> ids, longer = np.array([[0, 5, 6]]), np.array([[0, 7, 8, 9]])
+            >>> one = Documents(Prompts("text", ids, ids >= 0, bos=True), "a")
+            >>> one + Documents(Prompts("text", longer, longer >= 0, bos=True), "b")
+            <2 documents of up to 4 tokens, 7 in all, with a BOS; a; b>
+        """
+        if not isinstance(other, Documents):
+            return NotImplemented
+        both = self.prompts, other.prompts
+        if both[0].bos != both[1].bos or both[0].causal != both[1].causal:
+            raise InputError(
+                f"{self!r} and {other!r} do not go together: read both with the same prepend_bos, "
+                "for the same model."
+            )
+        width = max(own.ids.shape[1] for own in both)
+        ids, mask = (_stacked([getattr(own, name) for own in both], width) for name in _ARRAYS)
+        counted = None
+        if any(own.counted is not None for own in both):
+            known = [own.mask if own.counted is None else own.counted for own in both]
+            counted = _stacked(known, width)
+        prompts = Prompts("text", ids, mask, both[0].bos, causal=both[0].causal, counted=counted)
+        return Documents(prompts, f"{self.origin}; {other.origin}")
+
     def fingerprints(self) -> frozenset[str]:
         """One hash per document of its tokens, BOS and padding aside, to find the same text again.
 
@@ -67,6 +96,14 @@ class Documents:
             hashlib.sha256(row[own].astype("<i8").tobytes()).hexdigest()[:32]
             for row, own in content
         )
+
+
+_ARRAYS = ("ids", "mask")
+
+
+def _stacked(arrays: Sequence[np.ndarray], width: int) -> np.ndarray:
+    """Below one another, with zeros behind the shorter ones."""
+    return np.concatenate([np.pad(own, ((0, 0), (0, width - own.shape[1]))) for own in arrays])
 
 
 def read_documents(

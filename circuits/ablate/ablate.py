@@ -10,22 +10,19 @@ from ...interp.errors import InputError
 from ...interp.heads import HeadId, Heads
 from ...interp.probes import MIN_PROMPTS
 from ...interp.texts import Documents
-from ..behaviour import Rows, copied_next
 from ..causal.sweep import sweep_values
 from ..causal.sweep_file import (
     Checkpoint,
     beside,
-    fingerprint_model,
     fingerprint_sweep,
     refuse_edited,
 )
+from ..fingerprint import fingerprint_model
 from .evaluate import Progress, evaluate, measured_rows, measures_of, trials_of
 from .evaluation import Evaluation
 from .intervals import with_intervals
 from .plan import DOCUMENTS, Plan, make_plan, named_heads
 from .result import REPEATED, TEXT, Ablation, AblationSweep, merged_rows
-
-_ROWS: dict[str, Rows | None] = {TEXT: None, REPEATED: copied_next}
 
 
 def ablate_heads(
@@ -91,7 +88,7 @@ def ablate_heads(
     evaluations = {
         documents: {
             method: evaluate(
-                model, read, [chosen], ablation=method, seed=seed, rows=_ROWS[documents],
+                model, read, [chosen], ablation=method, seed=seed,
                 progress=progress,
             )
         }
@@ -198,7 +195,7 @@ def _swept(
     progress: Progress | None,
 ) -> dict[str, Evaluation]:
     """One evaluation per method, whose sets are the heads."""
-    marked = measured_rows(read.prompts, _ROWS[documents])
+    marked = measured_rows(read.prompts)
     trials = trials_of(model, read.prompts, marked, seed=plan.seed)
     file = None
     if kept is not None:

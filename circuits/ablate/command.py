@@ -97,8 +97,8 @@ def _checked(
     from ...interp.files import check_target
     from ...interp.heads import parse_head
     from ...interp.plots import check_figure_suffix
-    from ..atlas_file import check_suffix
     from ..causal.stand_in import check_ablations
+    from ..table_file import check_suffix
 
     named = names_between_commas(heads)
     for name in named:

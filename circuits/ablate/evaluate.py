@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from ...interp.probes import Prompts
 from ...interp.sites import Site
 from ...interp.texts import Documents
 from ..arguments import whole_number
-from ..behaviour import Rows, has_next, predicted_rows
+from ..behaviour import copied_next, has_next
 from ..causal.arguments import one_ablation
 from ..causal.decoder import check_decoder, output_head, width
 from ..causal.documents import documents as prompt_set
@@ -44,7 +45,6 @@ def evaluate(
     ablation: str = "zero",
     seed: int = 0,
     reference: Any = WHOLE,
-    rows: Rows | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
     """Loss and divergence of a model without sets of heads, on every document.
@@ -63,13 +63,13 @@ def evaluate(
 
     Args:
         model: a transformers decoder with a language-model head.
-        documents: what it reads (`read_documents`, `repeated_probe`).
+        documents: what it reads (`read_documents`, `repeated_probe`). Where they say which
+            predictions count (`Prompts.counted`), only those are measured.
         removed: sets of heads; those of one set are removed together.
         ablation: `zero`, `mean` or `resample`; all need but `zero` two documents.
         seed: of the other documents for `resample`.
         reference: what loss and divergence are compared with: the whole model, or another model
             of the same vocabulary (such as one before it was fine-tuned).
-        rows: marks the positions t to measure, [document, pos]; None: all that have a next token.
         progress: called with (stage, sets done, sets).
 
     Returns:
@@ -77,7 +77,7 @@ def evaluate(
 
     Raises:
         InputError: no decoder with a head, heads that it does not have, documents without a
-            measured position, rows of another shape, or outputs that are not finite.
+            measured position, or outputs that are not finite.
 
     Example:
         >>> import headatlas as ha
@@ -99,7 +99,7 @@ def evaluate(
     sites, sets, prompts = check_decoder(model), _sets(removed), documents.prompts
     other = None if isinstance(reference, str) else reference
     _check_reference(model, reference)
-    marked = measured_rows(prompts, rows)
+    marked = measured_rows(prompts)
     check_count(ablation, len(documents))
     given = [place for place, heads in enumerate(sets) if heads or other is not None]
     loss, kl = np.zeros((2, len(sets), len(documents)))
@@ -150,13 +150,13 @@ def measures_of(marked: Bool[np.ndarray, "document pos"]) -> tuple[RowMeasure, R
     return RowMeasure("loss", marked), RowMeasure("kl", marked, "kl")
 
 
-def measured_rows(prompts: Prompts, rows: Rows | None) -> Bool[np.ndarray, "document pos"]:
+def measured_rows(prompts: Prompts) -> Bool[np.ndarray, "document pos"]:
     """The positions whose next token is predicted and measured.
 
     Raises:
-        InputError: there is none, or `rows` is no function or gives something of another sort.
+        InputError: there is none.
     """
-    marked = has_next(prompts) if rows is None else predicted_rows(rows, prompts)
+    marked = has_next(prompts)
     if not marked.any():
         raise InputError(
             f"nothing is measured in the {prompts.name} documents ({len(prompts)} of up to "
@@ -189,7 +189,8 @@ def repeated_probe(
 ) -> Documents:
     """Random tokens with repeated spans, whose second copies a model with induction predicts.
 
-    Their loss is measured at second copies alone: `evaluate(…, rows=copied_next)`.
+    Second copies alone count, in measuring and in training: what comes first in them nobody can
+    predict.
 
     Args:
         model: a transformers decoder with a language-model head.
@@ -211,7 +212,8 @@ def repeated_probe(
         model, tokenizer, "random", prompts=prompts, seq_len=seq_len, prepend_bos=prepend_bos,
         seed=seed,
     )  # fmt: skip
-    return Documents(found, f"repeated random tokens, seed {seed}")
+    counted = replace(found, counted=copied_next(found))
+    return Documents(counted, f"repeated random tokens, seed {seed}")
 
 
 def _sets(removed: Any) -> tuple[tuple[HeadId, ...], ...]:

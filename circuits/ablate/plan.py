@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from ...interp.errors import InputError
 from ...interp.heads import HeadId, one_or_more, parse_head
@@ -50,6 +52,8 @@ class Plan:
             )  # fmt: skip
         for method in self.methods:
             check_count(method, len(text))
+        if self.methods != ("zero",):
+            text = with_an_equal(text)
         probe = repeated_probe(
             model, tokenizer, prompts=max(self.prompts, MIN_PROMPTS),
             seq_len=max(self.seq_len, MIN_TOKENS), prepend_bos=self.prepend_bos, seed=self.seed,
@@ -92,6 +96,31 @@ def make_plan(
         raise InputError(f"level is a number between 0 and 1, such as .95; got {level!r}.")
     count, seed = whole_number("prompts", prompts, 1), whole_number("seed", seed, 0)
     return Plan(sites, ways, count, length, prepend_bos, level, seed)
+
+
+def with_an_equal(text: Documents) -> Documents:
+    """The documents, the longest cut to the length of the next, so that each has one no shorter.
+
+    Where a single document reaches, no other has a value that could stand in for its own. What is
+    before the cut is as it was, because later tokens are not seen.
+
+    Example:
+        >>> import numpy as np
+        >>> from headatlas.interp.probes import Prompts
+        >>> mask = np.arange(5) < np.array([[5], [3], [2]])
+        >>> with_an_equal(Documents(Prompts("text", mask * 7, mask, bos=False), "a text"))
+        <3 documents of up to 3 tokens, 8 in all, without a BOS; a text, the last 2 tokens of \
+document 0 left out (no other is as long)>
+    """
+    lengths = text.prompts.mask.sum(1)
+    limit, most = np.sort(lengths)[-2:].tolist()
+    if limit == most:
+        return text
+    kept = text.prompts.mask & (text.prompts.position < limit)
+    prompts = replace(text.prompts, mask=kept).select(slice(None))
+    tokens = f"{most - limit} token{'s' * (most - limit > 1)}"
+    origin = f"{text.origin}, the last {tokens} of document {lengths.argmax()} left out"
+    return Documents(prompts, f"{origin} (no other is as long)")
 
 
 def named_heads(heads: Any, sites: tuple[Site, ...]) -> tuple[HeadId, ...]:

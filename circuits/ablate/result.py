@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ...interp.errors import InputError
-from ...interp.files import atomic_write
 from ...interp.heads import HeadId
-from ..atlas_file import check_suffix
-from ..weights.composition import plain_records, write_parquet
+from ..table_file import write_table
 from .evaluation import Evaluation
 
 if TYPE_CHECKING:
@@ -233,8 +230,6 @@ def _per_document(evaluations: Evaluations) -> pd.DataFrame:
 
 
 def _save(found: Ablation | AblationSweep, path: str | Path, named: dict[str, Any]) -> Path:
-    target = Path(path)
-    check_suffix(target)
     meta = {
         "schema_version": SCHEMA_VERSION,
         **named,
@@ -242,17 +237,8 @@ def _save(found: Ablation | AblationSweep, path: str | Path, named: dict[str, An
         "caveats": [*found.caveats],
         "settings": dict(found.settings),
     }
-    with atomic_write(target) as partial:
-        if target.suffix.lower() == ".json":
-            single = _arrays(found.evaluations)
-            content = {**meta, "rows": plain_records(found.rows), "per_document": single}
-            text = json.dumps(content, indent=1, allow_nan=False)
-            partial.write_text(text + "\n", encoding="utf-8")
-        elif target.suffix.lower() == ".csv":
-            found.rows.to_csv(partial, index=False)
-        else:
-            write_parquet(found.rows, meta, partial)
-    return target
+    single = {"per_document": _arrays(found.evaluations)}
+    return write_table(Path(path), found.rows, meta, beside=single)
 
 
 def _arrays(evaluations: Evaluations) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +12,8 @@ import numpy as np
 import pandas as pd
 
 from ...interp.errors import InputError
-from ...interp.files import atomic_write
 from ...interp.heads import HeadId
-from ..atlas_file import check_suffix
-from ..weights.composition import plain_records, write_parquet
+from ..table_file import plain_records, write_table
 
 SCHEMA_VERSION = 1
 """Raised when a reader of the old files would misread the new ones."""
@@ -140,8 +137,6 @@ class InductionTrace:
         Raises:
             InputError: another suffix, or the file cannot be written.
         """
-        target = Path(path)
-        check_suffix(target)
         meta = {
             "schema_version": SCHEMA_VERSION,
             "chain": None if self.chain is None else [*map(str, self.chain)],
@@ -152,16 +147,7 @@ class InductionTrace:
             "settings": dict(self.settings),
             "heads": plain_records(self.heads),
         }
-        with atomic_write(target) as partial:
-            if target.suffix.lower() == ".json":
-                content = {**meta, "rows": plain_records(self.rows)}
-                text = json.dumps(content, indent=1, allow_nan=False)
-                partial.write_text(text + "\n", encoding="utf-8")
-            elif target.suffix.lower() == ".csv":
-                self.rows.to_csv(partial, index=False)
-            else:
-                write_parquet(self.rows, meta, partial)
-        return target
+        return write_table(Path(path), self.rows, meta)
 
     def __str__(self) -> str:
         """The chain as a paragraph."""

@@ -62,7 +62,7 @@ def trace_induction(
 
 def _check(ablation: str, out: Path | None) -> None:
     from ...interp.files import check_target
-    from ..atlas_file import check_suffix
+    from ..table_file import check_suffix
     from .stand_in import check_ablations
 
     check_ablations(ablation)

@@ -17,9 +17,10 @@ from ...interp.heads import HeadId
 from ...interp.probes import Prompts
 from ..arguments import whole_number
 from ..behaviour import AnyBehaviour, Behaviour, Downstream
+from ..fingerprint import fingerprint_model
 from .measures import Labelled, Measure, measure_of
 from .stand_in import ABLATIONS, Removal, check_ablations
-from .sweep_file import Checkpoint, fingerprint_model, fingerprint_sweep, refuse_edited
+from .sweep_file import Checkpoint, fingerprint_sweep, refuse_edited
 from .trials import Trials
 
 Progress = Callable[[str, int, int], None]

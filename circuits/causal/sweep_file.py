@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float
 from torch import nn
 
 from ...interp.attach import is_edited
-from ...interp.errors import InputError
+from ...interp.errors import InputError, one_line
 from ...interp.files import atomic_write, check_target
 from ...interp.heads import HeadId
 from ...interp.probes import Prompts
+from ..fingerprint import fingerprint_prompts
 from .measures import MassMeasure, Measure
 
 _FORMAT = "headatlas sweep 1"
@@ -142,21 +142,9 @@ def _load(path: Path, shape: tuple[int, ...], wanted: dict[str, str]) -> tuple[A
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         if isinstance(error, InputError):
             raise
-        reason = " ".join(str(error).split())[:120]
-        raise InputError(f"{name!r} is not a checkpoint, or is damaged: {reason}.") from error
-
-
-def fingerprint_model(model: nn.Module) -> str:
-    """SHA-256 of a model's class and config, and of the names, types and bytes of its weights."""
-    digest = hashlib.sha256(type(model).__name__.encode())
-    config = getattr(model, "config", None)
-    if config is not None:  # angles, windows and caps leave no trace in the weights
-        digest.update(config.to_json_string(use_diff=False).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        flat = tensor.detach().cpu().contiguous().flatten()
-        digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
-    return digest.hexdigest()
+        raise InputError(
+            f"{name!r} is not a checkpoint, or is damaged: {one_line(error)}."
+        ) from error
 
 
 def fingerprint_sweep(
@@ -167,9 +155,7 @@ def fingerprint_sweep(
     seed: int,
 ) -> str:
     """SHA-256 of the documents, of what is measured on them, and of what is removed."""
-    digest = hashlib.sha256()
-    for array in (prompts.ids, prompts.mask):
-        digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).data)
+    digest = hashlib.sha256(fingerprint_prompts(prompts).encode())
     for measure in measures:
         digest.update(measure.name.encode())
         if isinstance(measure, MassMeasure):

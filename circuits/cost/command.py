@@ -145,7 +145,7 @@ def _checked(
 ) -> Any:
     """The device, after all other arguments were found to make sense."""
     from ...interp.files import check_target
-    from ..atlas_file import check_suffix
+    from ..table_file import check_suffix
     from .devices import find_device
     from .totals import check_mla
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -14,8 +13,7 @@ import pandas as pd
 from torch import nn
 
 from ...interp.errors import InputError
-from ...interp.files import atomic_write
-from ..atlas_file import check_suffix
+from ..table_file import write_table
 from .devices import Device, bytes_per_number, find_device
 from .kv_cache import cache_bytes, cache_variants
 from .operations import Cost
@@ -133,18 +131,9 @@ class CostReport:
         Raises:
             InputError: another suffix, or the file cannot be written.
         """
-        target = Path(path)
-        check_suffix(target)
-        with atomic_write(target) as partial:
-            if target.suffix.lower() == ".json":
-                content = {**self._meta(), "operations": self._records}
-                text = json.dumps(content, indent=1, allow_nan=False)
-                partial.write_text(text + "\n", encoding="utf-8")
-            elif target.suffix.lower() == ".csv":
-                self.table().to_csv(partial, index=False)
-            else:
-                self._write_parquet(partial)
-        return target
+        return write_table(
+            Path(path), self.table(), self._meta(), name="operations", records=self._records
+        )
 
     def _prefill(self, shapes: AttentionShapes) -> Cost:
         return prefill_cost(
@@ -211,14 +200,6 @@ class CostReport:
             "crossover": self.crossover,
             "cache": cache,
         }
-
-    def _write_parquet(self, path: Path) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        table = pa.Table.from_pandas(self.table(), preserve_index=False)
-        meta = {b"headatlas": json.dumps(self._meta(), allow_nan=False).encode()}
-        pq.write_table(table.replace_schema_metadata(meta), path)
 
 
 def _cache_width(shapes: AttentionShapes) -> int:

@@ -20,7 +20,7 @@ from ...interp.sites import attention_sites
 from ...interp.weights import head_weights
 from ..behaviour import has_next
 from .gates import Gates, gate_edit
-from .text_loss import Batch
+from .text_loss import Batch, predicting
 from .working_copy import frozen_copy
 
 BATCH_TOKENS = 2048
@@ -37,20 +37,15 @@ class GateGradients:
 
     Args:
         model: a transformers decoder with a language-model head.
-        prompts: the documents.
+        prompts: the documents; those in which no prediction counts are left out.
 
     Raises:
-        InputError: a document that predicts nothing, or a model that cannot be copied.
+        InputError: documents none of which predicts anything, or a model that cannot be copied.
     """
 
     def __init__(self, model: Any, prompts: Prompts) -> None:
-        n_tokens = has_next(prompts).sum(1)
-        if not n_tokens.all():
-            raise InputError(
-                f"document {np.flatnonzero(n_tokens == 0)[0]} has fewer than 2 tokens and so "
-                "predicts nothing; leave it out."
-            )
-        self._prompts, self._n_tokens = prompts, n_tokens
+        self._prompts = predicting(prompts)
+        self._n_tokens = has_next(self._prompts).sum(1)
         self._twin = frozen_copy(model)
         self._gates = Gates(attention_sites(self._twin))
         self.heads = self._gates.heads

@@ -11,11 +11,12 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from ...interp.errors import InputError
-from ...interp.files import atomic_write, check_target
+from ...interp.files import atomic_write, check_target, read_json
 from ...interp.heads import HeadId
 
 _FORMAT = "headatlas prune progress 1"
-_MOST_BYTES = 2**30
+MOST_MIB = 1024
+"""Of a JSON file of results that is read."""
 
 
 class ProgressFile:
@@ -79,12 +80,7 @@ class ProgressFile:
             partial.write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
 
     def _read(self, path: Path) -> None:
-        try:
-            if path.stat().st_size > _MOST_BYTES:
-                raise self._damaged("more than 1 GiB")
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise self._damaged(type(error).__name__) from error
+        content = read_json(path, MOST_MIB)
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise self._damaged("another format")
         identity = content.get("identity")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,8 +20,7 @@ from ...interp.texts import Documents
 from ..ablate.evaluate import Progress, evaluate, measured_rows
 from ..ablate.result import REPEATED, TEXT
 from ..atlas import HeadAtlas
-from ..behaviour import Rows, copied_next
-from ..causal.sweep_file import fingerprint_model
+from ..fingerprint import fingerprint_model, fingerprint_prompts
 from .asked import Asked, check_asked
 from .choose import Chooser
 from .curve import Cut, Losses, curve_of, differences_of
@@ -38,7 +36,6 @@ from .working_copy import with_weights
 Watch = Callable[[Mapping[str, Any]], None]
 """Called after each update of gates with its row of the history, and what was `asked` for."""
 
-_ROWS: dict[str, Rows | None] = {TEXT: None, REPEATED: copied_next}
 _TOGETHER = 16  # cuts measured between two writes of the unfinished state
 
 
@@ -194,13 +191,13 @@ class _Run:
         for group in _groups(missing):
             model, reference = self._models(next(iter(group.values())), chooser)
             one = evaluate(
-                model, read, [cut.heads for cut in group.values()], rows=_ROWS[documents],
+                model, read, [cut.heads for cut in group.values()],
                 progress=self.progress, **reference,
             )  # fmt: skip
             file.keep_losses({key: (one.loss[row], one.kl[row]) for row, key in enumerate(group)})
         figures = [file.losses(key, len(read)) for key in (whole, *keys)]
         loss, kl = np.stack([one for one in figures if one is not None], axis=1)
-        n = measured_rows(read.prompts, _ROWS[documents]).sum(1)
+        n = measured_rows(read.prompts).sum(1)
         return Losses(read, n, loss[0], loss[1:], kl[1:])
 
     def _models(self, cut: Cut, chooser: Chooser) -> tuple[Any, dict[str, Any]]:
@@ -271,8 +268,7 @@ class _Run:
             "weights": fingerprint_model(self.model),
             "settings": json.dumps(settings, sort_keys=True),
             **{
-                name: hashlib.sha256(own.prompts.ids.tobytes() + own.prompts.mask.tobytes())
-                .hexdigest()
+                name: fingerprint_prompts(own.prompts)
                 for name, own in (
                     ("training text", material.train), ("held-out text", material.text),
                     ("repeated tokens", material.repeated),

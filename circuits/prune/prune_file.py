@@ -6,7 +6,6 @@ Beside it lie, for other programs, `curve.parquet`, `gates.parquet`, `difference
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,12 +13,13 @@ from typing import Any
 
 import pandas as pd
 
-from ...interp.errors import InputError
-from ...interp.files import atomic_write
+from ...interp.errors import InputError, one_line
+from ...interp.files import atomic_write, read_json
 from ...interp.heads import HeadId
-from ..weights.composition import plain_records
+from ..table_file import plain_records, write_json
 from .curve import CURVE_COLUMNS, DIFFERENCE_COLUMNS, WHOLE, Cut
 from .methods import LABELLED_GRADES, METHODS
+from .progress_file import MOST_MIB
 
 SCHEMA_VERSION = 1
 """Raised when a reader of the old files would misread the new ones."""
@@ -39,7 +39,6 @@ _COUNTS = frozenset({
     "draw", "draws", "n_removed", "n", "n_documents", "second_copy_n", "layer", "head", "kv_head",
 })  # fmt: skip
 _FLAGS = frozenset({"finetuned", "kept"})
-_MOST_BYTES = 2**30
 _TABLES = {
     "curve": CURVE_COLUMNS, "gates": GATE_COLUMNS, "differences": DIFFERENCE_COLUMNS,
     "labels": LABEL_COLUMNS,
@@ -70,8 +69,7 @@ def write_result(folder: Path, fields: Mapping[str, Any]) -> None:
         **{name: plain_records(fields[name]) for name in _TABLES},
     }
     with atomic_write(folder / RESULT) as partial:
-        text = json.dumps(content, indent=1, allow_nan=False)
-        partial.write_text(text + "\n", encoding="utf-8")
+        write_json(content, partial)
 
 
 def read_result(folder: Path) -> dict[str, Any]:
@@ -84,21 +82,17 @@ def read_result(folder: Path) -> dict[str, Any]:
         InputError: no such folder, no result in it, or one that is damaged or of another schema.
     """
     file = folder / RESULT
+    if not file.is_file():
+        raise InputError(f"{str(folder)!r} holds no {RESULT}; give a folder of a pruning.")
+    content = read_json(file, MOST_MIB)
     try:
-        if not file.is_file():
-            raise InputError(f"{str(folder)!r} holds no {RESULT}; give a folder of a pruning.")
-        if file.stat().st_size > _MOST_BYTES:
-            raise InputError("it is larger than 1 GiB")
-        return _fields(json.loads(file.read_text(encoding="utf-8")))
+        return _fields(content)
     except InputError as error:
-        if str(error).startswith(repr(str(folder))):
-            raise
         raise InputError(f"{str(file)!r} is no result of a pruning: {error}") from None
     except (ValueError, TypeError, KeyError, OSError, RecursionError, OverflowError) as error:
-        reason = " ".join(str(error).split())[:160]
         raise InputError(
             f"{str(file)!r} is no result of a pruning that can be read "
-            f"({type(error).__name__}: {reason})."
+            f"({type(error).__name__}: {one_line(error)})."
         ) from None
 
 

@@ -10,9 +10,30 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
+from ...interp.errors import InputError
 from ...interp.forward import run_whole
 from ...interp.probes import Prompts
 from ..behaviour import has_next
+
+
+def predicting(prompts: Prompts) -> Prompts:
+    """The documents in which some prediction counts, [document, pos].
+
+    Raises:
+        InputError: there is none.
+
+    Example:
+        >>> ids, mask = np.array([[5, 6], [7, 0]]), np.array([[True, True], [True, False]])
+        >>> predicting(Prompts("text", ids, mask, bos=False)).ids.tolist()
+        [[5, 6]]
+    """
+    some = np.flatnonzero(has_next(prompts).any(1))
+    if not some.size:
+        raise InputError(
+            f"none of {len(prompts)} documents predicts a token that counts; give documents of two "
+            "tokens or more."
+        )
+    return prompts if some.size == len(prompts) else prompts.select(some)
 
 
 class Batch:

@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ...interp.errors import InputError
 from ...interp.probes import Prompts
 from ...interp.sites import check_model
-from ..behaviour import has_next
-from ..causal.sweep_file import fingerprint_model
+from ..fingerprint import fingerprint_model
 from .gate_result import GateResult
 from .settings import GateTraining
+from .text_loss import predicting
 from .train_file import TrainingFile, identity_of
 from .training import Progress, Training
 
@@ -42,7 +40,8 @@ def train_gates(
 
     Args:
         model: a transformers decoder with a language-model head.
-        documents: a `Prompts`, or what holds one as `prompts`; padded on either side.
+        documents: a `Prompts`, or what holds one as `prompts`; padded on either side. Where they
+            say which predictions count (`Prompts.counted`), only those are learnt from.
         config: how to train.
         start: an earlier result whose gates to start from, such as that of a smaller λ. Its
             weights are not taken: load them into the model for that.
@@ -94,9 +93,4 @@ def _read_prompts(documents: Any) -> Prompts:
     prompts = getattr(documents, "prompts", documents)
     if not isinstance(prompts, Prompts):
         raise InputError(f"documents are a Prompts; got {type(documents).__name__}.")
-    idle = np.flatnonzero(~has_next(prompts).any(1))
-    if idle.size:
-        raise InputError(
-            f"document {idle[0]} has fewer than 2 tokens and so predicts nothing; leave it out."
-        )
-    return prompts
+    return predicting(prompts)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor
 
-from ...interp.errors import InputError
+from ...interp.errors import InputError, one_line
 from ...interp.files import atomic_write, check_target
 from ...interp.probes import Prompts
+from ..fingerprint import fingerprint_prompts, fingerprint_tensors
 from .settings import GateTraining
 
 _FORMAT = "headatlas gates 1"
@@ -64,7 +62,7 @@ class TrainingFile:
                     "Choose another path, or delete the file."
                 )
         done = meta.get("updates", "")
-        if meta.get("sha256") != _digest(done, state) or not done.isdecimal():
+        if meta.get("sha256") != fingerprint_tensors(done, state) or not done.isdecimal():
             raise InputError(
                 f"{name!r} is damaged: its content is not what was written. Delete it."
             )
@@ -81,7 +79,7 @@ class TrainingFile:
         held = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         meta = {
             "format": _FORMAT, **self.identity, "updates": str(updates),
-            "sha256": _digest(str(updates), held),
+            "sha256": fingerprint_tensors(str(updates), held),
         }  # fmt: skip
         with atomic_write(self.path) as temporary:
             save_file(held, temporary, meta)
@@ -98,15 +96,12 @@ def identity_of(
         config: the settings.
         start: the gates to start from.
     """
-    documents = hashlib.sha256()
-    for array in (prompts.ids, prompts.mask):
-        documents.update(f"{array.dtype} {array.shape}".encode() + array.tobytes())
     settings = dataclasses.asdict(config)
     settings = {name: value for name, value in settings.items() if name not in _FREE}
-    settings["start"] = _digest("", start) if start else None
+    settings["start"] = fingerprint_tensors("", start) if start else None
     return {
         "model": model,
-        "documents": documents.hexdigest(),
+        "documents": fingerprint_prompts(prompts),
         "settings": json.dumps(settings, sort_keys=True),
     }
 
@@ -138,15 +133,6 @@ def _load(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
                 return meta, {}
             return meta, {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise InputError(f"{str(path)!r} is not a checkpoint, or is damaged: {reason}.") from error
-
-
-def _digest(text: str, state: Mapping[str, Any]) -> str:
-    """SHA-256 of a text and of the names, types and bytes of tensors."""
-    digest = hashlib.sha256(text.encode())
-    for name, tensor in sorted(state.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        flat = tensor.detach().cpu().contiguous().flatten()
-        digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
-    return digest.hexdigest()
+        raise InputError(
+            f"{str(path)!r} is not a checkpoint, or is damaged: {one_line(error)}."
+        ) from error

@@ -67,7 +67,7 @@ def _checked(
     """The kinds and heads named, after all arguments were found to make sense."""
     from ...interp.files import check_target
     from ...interp.heads import HeadId
-    from ..atlas_file import check_suffix
+    from ..table_file import check_suffix
     from .composition import KINDS
 
     kinds = names_between_commas(kind) or KINDS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,10 +14,9 @@ import pandas as pd
 from jaxtyping import Float
 
 from ...interp.errors import InputError
-from ...interp.files import atomic_write
 from ...interp.heads import HeadId
 from ..arguments import whole_number
-from ..atlas_file import check_suffix
+from ..table_file import write_table
 from .null import false_discovery_q
 
 KINDS = ("Q", "K", "V")
@@ -174,17 +172,7 @@ class Composition:
         Raises:
             InputError: another suffix, or the file cannot be written.
         """
-        target = Path(path)
-        check_suffix(target)
-        with atomic_write(target) as partial:
-            if target.suffix.lower() == ".json":
-                text = json.dumps({**self._meta(), "pairs": plain_records(self.rows)}, indent=1)
-                partial.write_text(text + "\n", encoding="utf-8")
-            elif target.suffix.lower() == ".csv":
-                self.rows.to_csv(partial, index=False)
-            else:
-                write_parquet(self.rows, self._meta(), partial)
-        return target
+        return write_table(Path(path), self.rows, self._meta(), name="pairs")
 
     def _meta(self) -> dict[str, Any]:
         return {
@@ -226,22 +214,3 @@ class Composition:
 
 
 _NUMBERS = ("score", "expected", "z", "p", "q")
-
-
-def plain_records(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows as JSON's own types; a number that is missing or infinite is None."""
-    return [{name: _plain(value) for name, value in row.items()} for row in rows.to_dict("records")]
-
-
-def write_parquet(rows: pd.DataFrame, meta: Mapping[str, Any], path: Path) -> None:
-    """Write rows, with `meta` as JSON under the key `headatlas`."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    table = pa.Table.from_pandas(rows, preserve_index=False)
-    pq.write_table(table.replace_schema_metadata({b"headatlas": json.dumps(meta).encode()}), path)
-
-
-def _plain(value: Any) -> Any:
-    value = value.item() if hasattr(value, "item") else value
-    return None if isinstance(value, float) and not np.isfinite(value) else value

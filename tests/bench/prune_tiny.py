@@ -2,8 +2,8 @@
 
     python -m tests.bench.prune_tiny [--steps 400] [--recover 1600] [--out DIR]
 
-It learns from sequences like those that it was trained on (text of the grammar, random tokens with
-repeated spans) and from further repeated tokens, of a seed that its own training did not use;
+It learns from text like that which it was trained on and from the second copies of random tokens,
+of a seed that its own training did not use;
 losses are of text of a third seed, and of second copies of random tokens of a fourth. The pruned
 model is saved, loaded, and measured again.
 """
@@ -14,20 +14,23 @@ import argparse
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 import headatlas as ha
 from headatlas.circuits.ablate.evaluate import evaluate
-from headatlas.circuits.behaviour import copied_next
 from headatlas.circuits.prune.prune import prune_heads
 from headatlas.circuits.prune.prune_result import PruneResult
 from headatlas.circuits.prune.remove.files import load_pruned
 from headatlas.circuits.prune.remove.pruning import pruning_of
 from headatlas.circuits.prune.settings import GateTraining
 from headatlas.circuits.prune.survivors import labels_after
+from headatlas.circuits.prune.train import train_gates
+from headatlas.circuits.prune.working_copy import with_weights
 from headatlas.interp.builtin.corpus import Corpus, prose
 from headatlas.interp.grammar import Grammar
 from headatlas.interp.probes import Prompts
@@ -40,16 +43,14 @@ LENGTH = 128
 
 
 def training_documents(model, tokenizer, rows: int) -> Documents:
-    """Half sequences as the model was trained on, half random tokens with repeats, shuffled."""
+    """Half text as the model was trained on, half random tokens whose second copies count."""
     texts = [document.text + "\n\n" for document in Grammar(TRAIN_SEED).documents(4000)]
     corpus = Corpus(_ids(tokenizer, texts), _ids(tokenizer, [prose()]), len(tokenizer))
-    ((ids, _),) = corpus.batches([(rows // 2, LENGTH, 0.5)], seed=TRAIN_SEED)
-    repeated = ha.repeated_probe(
+    ((ids, _),) = corpus.batches([(rows // 2, LENGTH, 0.0)], seed=TRAIN_SEED)
+    text = _documents(ids, f"text as in training, seed {TRAIN_SEED}")
+    return text + ha.repeated_probe(
         model, tokenizer, prompts=rows // 2, seq_len=LENGTH, seed=TRAIN_SEED
     )
-    ids = np.concatenate([ids, repeated.prompts.ids])
-    ids = ids[np.random.default_rng(TRAIN_SEED).permutation(len(ids))]
-    return _documents(ids, f"training sequences and repeated tokens, seed {TRAIN_SEED}")
 
 
 def held_out_documents(tokenizer, rows: int) -> Documents:
@@ -82,53 +83,90 @@ def markdown(arguments: list[str] | None = None) -> dict[str, str]:
     options = parser.parse_args(arguments or [])
     torch.set_num_threads(options.threads)
     model, tokenizer = ha.load("tiny")
-    atlas = ha.classify(model, tokenizer)
-    data = (
+    subject = Subject(
+        model, tokenizer, ha.classify(model, tokenizer),
         training_documents(model, tokenizer, 8192),
         held_out_documents(tokenizer, options.documents),
-    )
+    )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         place = options.out or Path(scratch)
-        began = time.process_time()
-        config = GateTraining(
-            target=SHARES[-1], steps=options.steps, recover=options.recover, batch=options.batch,
-            finetune="full", draws="document", model_lr=1e-3, lr_warmup=0.05, every=100,
-        )  # fmt: skip
-        tuned = prune_heads(
-            model, tokenizer, data[0], eval_texts=data[1], sparsity=SHARES[-1], config=config,
-            atlas=atlas, eval_documents=options.documents, seq_len=LENGTH, folder=place / "tuned",
-            progress=_note,
-        )  # fmt: skip
-        spent = time.process_time() - began
-        figures = {"": _reloaded(model, tokenizer, atlas, data[1], tuned, place / "tuned", spent)}
+        figures = {"": _tuned(subject, options, place)}
         if options.tuned_only:
             return figures
-        small = Documents(data[0].prompts.select(slice(0, 256)), data[0].origin)
-        frozen = prune_heads(
-            model, tokenizer, small, eval_texts=data[1], method=METHODS, sparsity=SHARES,
-            config=GateTraining(target=0.5, steps=300, batch=16, draws="document"), atlas=atlas,
-            eval_documents=options.documents, seq_len=LENGTH, folder=place / "frozen",
-            progress=_note,
-        )  # fmt: skip
+        frozen = _frozen(subject, place / "frozen")
     return {**figures, "curve": curve_table(frozen), "kinds": kinds_table(frozen)}
 
 
-def _reloaded(model, tokenizer, atlas, text, tuned: PruneResult, folder: Path, spent) -> str:
-    """The model as it comes back from its folder, measured again."""
-    smaller, _ = load_pruned(folder / "model")
-    probe = ha.repeated_probe(model, tokenizer, prompts=len(text), seq_len=LENGTH)
-    lines = [
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """What is pruned, learnt from, and measured on."""
+
+    model: Any
+    tokenizer: Any
+    atlas: ha.HeadAtlas
+    train: Documents
+    text: Documents
+
+    def pruned(self, train: Documents, **asked: Any) -> PruneResult:
+        """Prune it, measured on the held-out text."""
+        return prune_heads(
+            self.model, self.tokenizer, train, eval_texts=self.text, atlas=self.atlas,
+            eval_documents=len(self.text), seq_len=LENGTH, progress=_note, **asked,
+        )  # fmt: skip
+
+
+def _tuned(subject: Subject, options: argparse.Namespace, place: Path) -> str:
+    """Most heads cut and the rest trained, and beside it what such training does to all heads."""
+    began = time.process_time()
+    config = GateTraining(
+        target=SHARES[-1], steps=options.steps, recover=options.recover, batch=options.batch,
+        finetune="full", draws="document", model_lr=2e-3, lr_warmup=0.05, every=100,
+    )  # fmt: skip
+    tuned = subject.pruned(
+        subject.train, sparsity=SHARES[-1], config=config, folder=place / "tuned"
+    )
+    spent = time.process_time() - began
+    updates = options.steps + options.recover
+    alike = train_gates(
+        subject.model, subject.train, checkpoint=place / "whole.safetensors", progress=_note,
+        config=replace(config, target=None, lam=0.0, steps=1, recover=updates - 1),
+    )  # fmt: skip
+    left = [str(head) for head in tuned.heads if head not in tuned.removed()]
+    said = (
         f"{len(tuned.removed())} of {len(tuned.heads)} heads removed "
-        f"({len(tuned.removed()) / len(tuned.heads):.0%}); left: "
-        f"{', '.join(str(h) for h in tuned.heads if h not in tuned.removed())}. {spent:.0f} CPU s.",
-        "",
-        "| held out | whole model, nats/token | pruned, reloaded | change |",
-        "|---|---|---|---|",
+        f"({len(tuned.removed()) / len(tuned.heads):.0%}), left: {', '.join(left)}; "
+        f"{options.steps} updates of gates and weights, {options.recover} of weights, of "
+        f"{options.batch} × {LENGTH} tokens; {spent:.0f} CPU s."
+    )
+    whole = with_weights(subject.model, alike.weights or {})
+    return f"{said}\n\n{_reloaded(subject, whole, place / 'tuned')}"
+
+
+def _frozen(subject: Subject, folder: Path) -> PruneResult:
+    """All methods without fine-tuning, on the same few documents."""
+    chosen = np.random.default_rng(TRAIN_SEED).permutation(len(subject.train))[:256]
+    few = Documents(subject.train.prompts.select(chosen), subject.train.origin)
+    config = GateTraining(target=0.5, steps=300, batch=16, draws="document")
+    return subject.pruned(few, method=METHODS, sparsity=SHARES, config=config, folder=folder)
+
+
+def _reloaded(subject: Subject, trained: Any, folder: Path) -> str:
+    """The model as it comes back from its folder, measured again, beside the whole one."""
+    model, tokenizer = subject.model, subject.tokenizer
+    smaller, _ = load_pruned(folder / "model")
+    probe = ha.repeated_probe(model, tokenizer, prompts=len(subject.text), seq_len=LENGTH)
+    lines = [
+        "| held out | as it ships, nats/token | pruned, reloaded | change | whole, trained alike |",
+        "|---|---|---|---|---|",
     ]
-    for name, read, rows in (("text", text, None), ("second copies", probe, copied_next)):
-        one = evaluate(smaller, read, [()], reference=model, rows=rows)
+    for name, read in (("text", subject.text), ("second copies", probe)):
+        one = evaluate(smaller, read, [()], reference=model)
         before, after = one.base_loss_nats, float(one.loss_nats[0])
-        lines.append(f"| {name} | {before:.4f} | {after:.4f} | {after / before - 1:+.1%} |")
+        alike = float(evaluate(trained, read, [()], reference=model).loss_nats[0])
+        lines.append(
+            f"| {name} | {before:.4f} | {after:.4f} | {after / before - 1:+.1%} | {alike:.4f} |"
+        )
+    lines += ["", "| of a sequence | before | after | ratio |", "|---|---|---|---|"]
     report = ha.removal_report(model, smaller, seq_len=LENGTH).frame
     for row in report.to_dict("records"):
         lines.append(
@@ -137,7 +175,7 @@ def _reloaded(model, tokenizer, atlas, text, tuned: PruneResult, folder: Path, s
         )
     pruning = pruning_of(smaller)
     if pruning is not None:
-        after = labels_after(atlas, ha.classify(smaller, tokenizer), pruning)
+        after = labels_after(subject.atlas, ha.classify(smaller, tokenizer), pruning)
         lines += ["", "| kind | heads before | left | left with the label | heads after |"]
         lines += ["|---|---|---|---|---|"]
         lines += [f"| {' | '.join(map(str, row))} |" for row in after.to_numpy(object).tolist()]

@@ -1,5 +1,6 @@
 """What users give as text: files, strings, ids, datasets, and text that the model writes."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 from transformers import BertConfig, BertForMaskedLM
 
 import headatlas as ha
+from headatlas.circuits.fingerprint import fingerprint_prompts
 from headatlas.interp.errors import InputError
 from headatlas.interp.forward import run_whole
 from headatlas.interp.grammar import natural_text
+from headatlas.interp.probes import Prompts
 from headatlas.interp.sampling import sample_documents
 from headatlas.interp.texts import Documents, _numbers, read_documents
 from headatlas.interp.tokens import tokenize, windows
@@ -407,3 +410,34 @@ def test_documents_say_what_they_are(tiny):
     documents = read(["a cat"], tiny)
     assert isinstance(documents, Documents)
     assert repr(documents) == "<1 document of up to 4 tokens, 4 in all, with a BOS; 1 text>"
+
+
+def test_documents_of_two_sorts_go_together(tiny):
+    text, probe = read(["a cat", "the dog ran home"], tiny), ha.repeated_probe(*tiny, prompts=16)
+    both = text + probe
+    assert both.origin == "2 texts; repeated random tokens, seed 0"
+    assert len(both) == 18
+    for own, part in (
+        (both.prompts.select(slice(0, 2)), text),
+        (both.prompts.select(slice(2, 18)), probe),
+    ):
+        assert own.ids.tolist() == part.prompts.ids.tolist()
+        assert own.mask.tolist() == part.prompts.mask.tolist()
+    assert both.prompts.counted[:2].tolist() == both.prompts.mask[:2].tolist()
+    assert both.prompts.counted[2:].tolist() == probe.prompts.counted.tolist()
+    assert both.fingerprints() == text.fingerprints() | probe.fingerprints()
+    assert (text + text).prompts.counted is None
+    with pytest.raises(InputError, match="with the same prepend_bos"):
+        text + read(["a dog"], tiny, prepend_bos=False)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        text + text.prompts
+
+
+def test_what_counts_has_the_shape_of_the_ids(as_users_call):
+    ids = np.ones((2, 4), int)
+    with pytest.raises(InputError, match="counted has"):
+        Prompts("text", ids, ids > 0, bos=False, counted=np.ones((2, 3), bool))
+    prompts = Prompts("text", ids, ids > 0, bos=False, counted=np.eye(2, 4, dtype=bool))
+    assert prompts.select([1]).counted.tolist() == [[False, True, False, False]]
+    assert not prompts.read_only().counted.flags.writeable
+    assert fingerprint_prompts(prompts) != fingerprint_prompts(replace(prompts, counted=None))

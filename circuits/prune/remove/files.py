@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from ....interp.checkpoint import check_folder, one_line
-from ....interp.errors import InputError, shown
+from ....interp.checkpoint import check_folder
+from ....interp.errors import InputError, one_line, shown
 from ....interp.files import atomic_write
 from ....interp.pretrained import check_size, quiet, read_folder, read_tokenizer, reading
 from ....interp.sites import check_model

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ....interp.checkpoint import one_line
 from ....interp.errors import InputError, shown
+from ....interp.files import read_json
 from .cut import Cut, read_cut
 
 FILE = "pruned.json"
 SCHEMA_VERSION = 1
 """Raised when a reader of the old files would misread the new ones."""
 
-_MOST_BYTES = 64 * 2**20
+_MOST_MIB = 64
 _MOST_SITES = 10_000
 _ENTRIES = ("schema_version", "class", "sites")
 
@@ -33,19 +33,9 @@ def read_pruned(path: Path) -> tuple[str, tuple[Cut, ...]]:
     Raises:
         InputError: the file cannot be read, or is not one that `save_pruned` writes.
     """
-    try:
-        if not path.is_file():
-            raise InputError(f"no file {str(path)!r}; save the model again with save_pruned.")
-        if path.stat().st_size > _MOST_BYTES:
-            raise InputError(f"{str(path)!r} is larger than 64 MiB, which no pruned.json is.")
-        content = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(
-            f"{str(path)!r} is not valid JSON: {one_line(error)}. Save the model again."
-        ) from error
-    return _read(content, path.name)
+    if not path.is_file():
+        raise InputError(f"no file {str(path)!r}; save the model again with save_pruned.")
+    return _read(read_json(path, _MOST_MIB), path.name)
 
 
 def _read(content: Any, name: str) -> tuple[str, tuple[Cut, ...]]:

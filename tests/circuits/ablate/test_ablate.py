@@ -14,7 +14,7 @@ from headatlas.circuits.ablate.ablate import ablate_heads, ablation_sweep
 from headatlas.circuits.ablate.evaluate import evaluate
 from headatlas.circuits.ablate.evaluation import Evaluation
 from headatlas.circuits.ablate.intervals import FIGURES, with_intervals
-from headatlas.circuits.ablate.plan import make_plan
+from headatlas.circuits.ablate.plan import make_plan, with_an_equal
 from headatlas.circuits.atlas_tables import check_table
 from headatlas.interp.errors import InputError
 from headatlas.interp.grammar import natural_text
@@ -134,9 +134,33 @@ def test_without_text_the_model_writes_it_and_that_is_said(tiny):
 TEXTS = ["a cat sat.", "a dog ran to the house."]
 
 
-def test_the_longest_text_needs_its_equal_for_a_mean(tiny):
-    with pytest.raises(InputError, match="mean takes a head's values from other documents"):
-        ablate_heads(*tiny, ["L1H1"], TEXTS)
+def test_texts_of_unequal_length_have_a_mean_as_far_as_two_of_them_reach(tiny):
+    found = ablate_heads(*tiny, ["L1H1"], TEXTS)
+    read = found.evaluations["text"]["mean"].documents
+    assert len(set(read.prompts.mask.sum(1))) == 1  # the longer one is cut to the other's length
+    assert "of document 1 left out (no other is as long)" in repr(found)
+    sweep = ablation_sweep(*tiny, TEXTS, heads=["L1H1"], methods=["zero", "resample"])
+    assert sweep.rows["delta_loss_nats"].notna().all()
+
+
+def test_zero_ablation_reads_texts_of_unequal_length_to_their_end(tiny):
+    found = ablate_heads(*tiny, ["L1H1"], TEXTS, method="zero")
+    assert "left out" not in repr(found)
+    assert len(set(found.evaluations["text"]["zero"].documents.prompts.mask.sum(1))) == 2
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_what_is_before_the_cut_stays_as_it_was(side):
+    lengths = np.array([[2], [7], [4], [3]])
+    column = np.arange(7)
+    mask = column < lengths if side == "right" else column >= 7 - lengths
+    ids = np.where(mask, np.arange(28).reshape(4, 7), 0)
+    text = Documents(Prompts("text", ids, mask, bos=False), "made")
+    cut = with_an_equal(text)
+    assert cut.prompts.mask.sum(1).tolist() == [2, 4, 4, 3]
+    for was, own, now, kept in zip(ids, mask, cut.prompts.ids, cut.prompts.mask, strict=True):
+        assert now[kept].tolist() == was[own][: kept.sum()].tolist()
+    assert with_an_equal(cut) is cut
 
 
 def test_few_texts_have_figures_and_no_interval(tiny):

@@ -1,6 +1,7 @@
 """Losses without heads, against plain eager torch with slices of o_proj's input set by hand."""
 
 import copy
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -242,8 +243,14 @@ def _with_head(model, head, read):
 def test_second_copies_alone():
     model = gpt2()
     probe = repeated_probe(model, None, prompts=16, seq_len=32)
-    found = evaluate(model, probe, [[HeadId("", 0, 0)]], rows=copied_next)
-    assert found.n.tolist() == (copied_next(probe.prompts)).sum(1).tolist()
+    found = evaluate(model, probe, [[HeadId("", 0, 0)]])
+    counted = copied_next(replace(probe.prompts, counted=None))
+    assert found.n.tolist() == counted.sum(1).tolist()
+    rows = replace(probe.prompts, counted=~counted)
+    rest = evaluate(model, Documents(rows, "the rest"), [[HeadId("", 0, 0)]])
+    whole = evaluate(model, Documents(replace(rows, counted=None), "all"), [[HeadId("", 0, 0)]])
+    assert (found.n + rest.n).tolist() == whole.n.tolist()
+    np.testing.assert_allclose(found.n * found.loss + rest.n * rest.loss, whole.n * whole.loss)
     assert 0 < found.n.sum() < probe.prompts.mask.sum() / 2
 
 
@@ -286,24 +293,14 @@ def test_what_cannot_be_evaluated_is_refused():
     wider.resize_token_embeddings(70)
     with pytest.raises(InputError, match="has 70 tokens and the model 60"):
         evaluate(model, read, [[]], reference=wider)
+    idle = replace(read.prompts, counted=np.zeros_like(read.prompts.mask))
     with pytest.raises(InputError, match="nothing is measured"):
-        evaluate(model, read, [[]], rows=lambda prompts: ~prompts.mask)
+        evaluate(model, Documents(idle, "nothing counts"), [[]])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rows": lambda p: p.mask[:, 1:]}, r"^rows gives the prompts' shape .*; it gave \("),
-        ({"rows": lambda p: p.mask[:1]}, "^rows gives the prompts' shape"),
-        ({"rows": lambda p: p.mask.astype(float)}, "truth values; it gave float64"),
-        ({"rows": lambda p: None}, "truth values; it gave NoneType"),
-        ({"rows": np.ones((2, 2), bool)}, "^rows is a function of the prompts; got array"),
-        ({"ablation": ["zero", "mean"]}, "ablation is one of zero, mean, resample here; got"),
-    ],
-)
-def test_options_of_another_sort_are_refused(options, message, as_users_call):
-    with pytest.raises(InputError, match=message):
-        evaluate(llama(), documents(), [[]], **options)
+def test_one_way_at_a_time(as_users_call):
+    with pytest.raises(InputError, match="ablation is one of zero, mean, resample here; got"):
+        evaluate(llama(), documents(), [[]], ablation=["zero", "mean"])
 
 
 def test_outputs_that_are_not_finite_are_refused():

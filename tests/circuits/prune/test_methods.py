@@ -1,5 +1,7 @@
 """Ways of choosing heads, against gradients, slices and losses taken by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -51,6 +53,14 @@ def test_gradients_are_those_of_each_document_by_itself(side):
         expected = by_hand(model, prompts, gone)
         # the norms of these models work in float32
         np.testing.assert_allclose(gradients.at(gone), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_documents_in_which_nothing_counts_say_nothing_of_importance():
+    model, prompts = llama(layers=2).double(), repeats(4)
+    counted = np.ones_like(prompts.mask)
+    counted[1] = False
+    found = GateGradients(model, replace(prompts, counted=counted)).at()
+    np.testing.assert_allclose(found, by_hand(model, prompts.select([0, 2, 3])), atol=1e-6)
 
 
 def test_michel_takes_absolute_values_per_document_and_layers_have_norm_one():

@@ -1,13 +1,16 @@
 """Training of gates on small models: what it does to heads, and what it leaves alone."""
 
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
+from headatlas.circuits.behaviour import copied_next
 from headatlas.circuits.prune.gates import Gates, gate_edit
 from headatlas.circuits.prune.text_loss import Batch
 from headatlas.circuits.prune.train import train_gates
@@ -100,6 +103,24 @@ def test_gates_find_the_head_that_matters():
         model, prompts, config=training(lam=0.03, steps=80, batch=8, draws="document")
     )
     assert [str(head) for head in result.heads if head not in result.removed()] == ["L1H2"]
+
+
+def test_only_what_counts_is_learnt_from():
+    model, prompts = llama(layers=2), repeats(4)
+    copied = replace(prompts, counted=copied_next(prompts))
+    batch = Batch(copied, torch.device("cpu"))
+    assert batch.n_tokens == copied.counted.sum()
+    with torch.no_grad():
+        logits = model(torch.from_numpy(prompts.ids)).logits
+        found = float(batch.cross_entropy(model))
+    losses = loss_by_hand(logits, prompts, copied.counted)
+    assert found == pytest.approx(losses @ copied.counted.sum(1), rel=1e-5)
+    idle = replace(copied, counted=copied.counted & (np.arange(4) != 1)[:, None])
+    rest = copied.select([0, 2, 3])
+    config = training(steps=3, batch=3)
+    one, two = (train_gates(model, own, config=config) for own in (idle, rest))
+    pd.testing.assert_frame_equal(one.gates, two.gates)  # the second document teaches nothing
+    assert not one.gates.equals(train_gates(model, prompts.select([0, 2, 3]), config=config).gates)
 
 
 def fitted(model, prompts):
@@ -327,7 +348,7 @@ def test_wrong_models_and_documents_are_refused(as_users_call):
     with pytest.raises(InputError, match="expected a transformers model"):
         train_gates("tiny", prompts, config=training())
     short = Prompts("random", np.ones((2, 3), int), np.eye(2, 3, dtype=bool), bos=False)
-    with pytest.raises(InputError, match="fewer than 2 tokens"):
+    with pytest.raises(InputError, match="none of 2 documents predicts a token that counts"):
         train_gates(model, short, config=training())
     with pytest.raises(InputError, match="heads; give one between"):
         train_gates(model, prompts, config=training(lam=None, target=0.01))
