@@ -14,6 +14,8 @@ import argparse
 import importlib
 import re
 from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 from headatlas.interp.files import atomic_write
@@ -62,6 +64,20 @@ def with_figures(text: str, name: str, figures: Mapping[str, str]) -> str:
     return _BLOCK.sub(renewed, text)
 
 
+def measured(name: str) -> str | dict[str, str] | None:
+    """What a module measures; None where it ends with a message instead."""
+    try:
+        return importlib.import_module(f"tests.bench.{name}").markdown()
+    except SystemExit:
+        return None
+
+
+def _in_its_own_process(name: str) -> str | dict[str, str] | None:
+    # what one module leaves in memory or in torch's settings must not show in another's figures
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(measured, name).result()
+
+
 def main() -> None:
     """Measure what was named and write it into the documents."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -78,11 +94,10 @@ def main() -> None:
             print(f"{name}: {', '.join(str(path.relative_to(ROOT)) for path in paths)}")
             continue
         print(f"measuring {name} …", flush=True)
-        try:
-            made = importlib.import_module(f"tests.bench.{name}").markdown()
-        except SystemExit:  # it needs a file that is not here, and has said so
+        made = _in_its_own_process(name)
+        if made is None:  # it needs a file that is not here, and has said so
             if options.names:
-                raise
+                raise SystemExit(2)
             continue
         figures = {"": made} if isinstance(made, str) else made
         missing = set(places[name]) - set(figures)
