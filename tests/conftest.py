@@ -11,6 +11,7 @@ import jaxtyping
 jaxtyping.install_import_hook("headatlas", "beartype.beartype")
 
 from collections.abc import Callable  # noqa: E402
+from types import SimpleNamespace  # noqa: E402
 from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
@@ -127,3 +128,24 @@ def as_users_call():
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture
+def command(capsys, monkeypatch, as_users_call):
+    """`command("classify", "tiny", columns=80)`: the command line in this process.
+
+    Starting one of its own takes longer than most commands.
+    """
+    from headatlas.circuits.cli import main
+
+    def run(*arguments, columns=140):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("NO_COLOR", "1")
+        monkeypatch.setattr("sys.argv", ["headatlas", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main()
+        told = capsys.readouterr()
+        return SimpleNamespace(status=stop.value.code, out=told.out, error=told.err)
+
+    return run

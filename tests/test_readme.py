@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
@@ -65,18 +63,15 @@ def test_the_page_on_pruning_says_what_happens(tmp_path, monkeypatch):
     assert sites == 24
 
 
-def test_commands_run(tmp_path):
-    commands = [line for block in blocks("console") for line in block.splitlines()]
-    assert commands
-    for command in commands:
-        program, *arguments = shlex.split(command)
+def test_commands_run(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    lines = [line for block in blocks("console") for line in block.splitlines()]
+    assert lines
+    for line in lines:
+        program, *arguments = shlex.split(line)
         assert program == "headatlas"
-        code = "import sys; from headatlas.circuits.cli import main; main()"
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True,
-            env={**__import__("os").environ, "PYTHONPATH": str(README.parent)},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        done = command(*arguments)
+        assert done.status == 0, done.error
     assert {path.name for path in tmp_path.iterdir()} == {"atlas.json", "pattern.html"}
 
 

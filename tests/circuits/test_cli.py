@@ -1,4 +1,4 @@
-"""The command line in a process of its own: tables, files, one-line errors."""
+"""The command line: tables, files, one-line errors."""
 
 import json
 import os
@@ -7,15 +7,6 @@ import sys
 
 import pandas as pd
 import pytest
-
-
-def run(*arguments, cwd=None, timeout=240):
-    """`python -m headatlas ARGUMENTS` from the repository's root."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "140", "OMP_NUM_THREADS": "2"}
-    return subprocess.run(
-        [sys.executable, "-m", "headatlas", *map(str, arguments)],
-        capture_output=True, text=True, timeout=timeout, env=environment, cwd=cwd,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +18,14 @@ def long_text(tmp_path_factory):
     return path
 
 
-def test_classify_prints_a_table_and_writes_json(tmp_path, long_text):
+def test_classify_prints_a_table_and_writes_json(tmp_path, long_text, command):
     out = tmp_path / "out.json"
-    done = run(
+    done = command(
         "classify", "--prompts", 16, "--seq-len", 64, "--text", long_text, "--seed", 1, "-o", out
     )
-    assert done.returncode == 0, done.stderr
-    assert "Heads of tiny" in done.stdout
-    assert "tiny: 32 heads" in done.stdout
+    assert done.status == 0, done.error
+    assert "Heads of tiny" in done.out
+    assert "tiny: 32 heads" in done.out
     content = json.loads(out.read_text())
     kinds = {entry["kind"] for entry in content["heads"]}
     assert kinds == {
@@ -47,24 +38,26 @@ def test_classify_prints_a_table_and_writes_json(tmp_path, long_text):
     assert len(content["settings"]["text_sha256"]) == 64
 
 
-def test_classify_of_some_kinds_to_parquet(tmp_path):
+def test_classify_of_some_kinds_to_parquet(tmp_path, command):
     """An option of names may be repeated, and a comma at the end names nothing."""
     out = tmp_path / "out.parquet"
-    done = run(
+    done = command(
         "classify", "tiny", "--kinds", "induction,", "--kinds", "current_token", "--prompts", 16,
         "--seq-len", 48, "-o", out,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.error
     assert set(pd.read_parquet(out)["kind"]) == {"induction", "current_token"}
-    assert not done.stderr  # progress is for terminals
+    assert not done.error  # progress is for terminals
 
 
-def test_plot_writes_a_page(tmp_path):
+def test_plot_writes_a_page(tmp_path, command):
     text, out = tmp_path / "text.txt", tmp_path / "page.html"
     text.write_text("The <b>cat</b> sat. </script><script>alert(1)</script>")
-    done = run("plot", "--heads", "L1H0,L2H3,", "--heads", "L1H0, L3H1", "--text", text, "-o", out)
-    assert done.returncode == 0, done.stderr
-    assert "3 pattern(s)" in done.stdout
+    done = command(
+        "plot", "--heads", "L1H0,L2H3,", "--heads", "L1H0, L3H1", "--text", text, "-o", out
+    )
+    assert done.status == 0, done.error
+    assert "3 pattern(s)" in done.out
     page = out.read_text()
     assert "L2H3" in page
     assert "L3H1" in page
@@ -196,34 +189,34 @@ def test_the_file_is_written_even_if_nobody_reads_the_table(tmp_path):
     assert json.loads(out.read_text())["heads"]
 
 
-def test_the_table_fits_eighty_columns_and_the_null_check_is_said():
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "80", "NO_COLOR": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "headatlas", "classify", "--prompts", "16", "--seq-len", "32",
-         "--null-draws", "2"],
-        capture_output=True, text=True, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert max(len(line) for line in done.stdout.splitlines()) <= 80
-    header = next(line for line in done.stdout.splitlines() if line.strip().startswith("head "))
+def test_the_table_fits_eighty_columns_and_the_null_check_is_said(command):
+    asked = ["--prompts", 16, "--seq-len", 32, "--null-draws", 2]
+    done = command("classify", *asked, columns=80)
+    assert done.status == 0, done.error
+    assert max(len(line) for line in done.out.splitlines()) <= 80
+    header = next(line for line in done.out.splitlines() if line.strip().startswith("head "))
     assert " ".join(header.split()) == "head kind score expected excess [95 %] natural grade legacy"
-    summary = " ".join(done.stdout.split())
+    summary = " ".join(done.out.split())
     assert "permuted labels: any false label in" in summary
     assert "of 2 draws on random" in summary
     assert "of 2 draws on natural" in summary
     assert "score: mean attention mass per row" in summary
-    assert "fewer than 32 prompts: the intervals are rough" in done.stdout
+    assert "fewer than 32 prompts: the intervals are rough" in done.out
 
 
-def test_help_and_version_work():
-    for arguments in ((), ("--help",)):
-        done = run(*arguments)
-        assert done.returncode == 0
-        assert not done.stderr
-        lines = [line.split() for line in done.stdout.splitlines() if line.strip()]
-        assert {"classify", "plot"} <= {line[0] for line in lines}
-    assert "--null-draws" in run("classify", "--help").stdout
-    assert run("--version").stdout.startswith("headatlas ")
+@pytest.mark.parametrize("arguments", [(), ("--help",)])
+def test_help_lists_the_commands(arguments, command):
+    done = command(*arguments)
+    assert (done.status, done.error) == (0, "")
+    lines = [line.split() for line in done.out.splitlines() if line.strip()]
+    assert {"classify", "plot"} <= {line[0] for line in lines}
+    assert "--null-draws" in command("classify", "--help").out
+
+
+def test_the_package_runs_as_a_module():
+    ran = [sys.executable, "-m", "headatlas", "--version"]
+    done = subprocess.run(ran, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("headatlas ")
 
 
 @pytest.mark.parametrize("option", [["--checkpoint", "a.safetensors"], ["--checkpoint=a"], []])

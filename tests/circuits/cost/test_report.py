@@ -3,9 +3,6 @@
 import io
 import json
 import math
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pandas as pd
@@ -287,40 +284,23 @@ WRONG = [
 ]
 
 
-def test_the_command_line(tmp_path):
-    """One process for all: importing torch takes longer than each command."""
+def test_the_command_line(tmp_path, command):
     saved = tmp_path / "cost.json"
-    commands = [*COMMANDS, ([*NUMBERS, "-o", saved], "wrote"), *WRONG]
-    script = (
-        "import contextlib, io, json, sys\n"
-        "from headatlas.circuits.cli import main\n"
-        "for arguments in json.loads(sys.argv[1]):\n"
-        "    sys.argv = ['headatlas', 'cost', *arguments]\n"
-        "    out, error = io.StringIO(), io.StringIO()\n"
-        "    try:\n"
-        "        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error): main()\n"
-        "    except SystemExit as stop: status = stop.code\n"
-        "    print(json.dumps([status, out.getvalue(), error.getvalue()]))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, json.dumps([[*map(str, one)] for one, _ in commands])],
-        capture_output=True, text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "COLUMNS": "80", "NO_COLOR": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    for (command, expected), (status, out, error) in zip(commands, results, strict=True):
-        if (command, expected) in WRONG:
-            assert status == 2, command
-            assert error.startswith("headatlas: "), (command, error)
-            assert len(error.splitlines()) == 1, (command, error)
-            assert expected in error, (command, error)
-            assert not out, command
-        else:
-            assert status == 0, (command, error)
-            assert expected in out, (command, out)
-            assert max(map(len, out.replace(str(saved), "").splitlines())) <= 80
+    for arguments, expected in [*COMMANDS, ([*NUMBERS, "-o", saved], "wrote")]:
+        done = command("cost", *arguments, columns=80)
+        assert done.status == 0, (arguments, done.error)
+        assert expected in done.out, (arguments, done.out)
+        assert max(map(len, done.out.replace(str(saved), "").splitlines())) <= 80
     assert json.loads(saved.read_text())["settings"]["seq_len"] == 4096
+
+
+@pytest.mark.parametrize(("arguments", "expected"), WRONG)
+def test_wrong_commands_end_in_one_line(arguments, expected, command):
+    done = command("cost", *arguments)
+    assert (done.status, done.out) == (2, "")
+    (line,) = done.error.splitlines()
+    assert line.startswith("headatlas: ")
+    assert expected in line
 
 
 def test_a_report_prints_as_the_commands_tables():
