@@ -51,16 +51,19 @@ def draw(rows: pd.DataFrame, value: str, title: str | None) -> graph_objects.Fig
         hoverongaps=False,
         hovertemplate=f"L%{{y}}H%{{x}}<br>{name} %{{z:.4f}}{hover}<extra></extra>",
     )
+    colours = _colours(cells[..., 0], middle)
+    beyond = float(np.nanmax(cells[..., 0])) > colours["cmax"]
+    legend = f"{name}<br>last colour: {colours['cmax']:.2g} or more" if beyond else name
     figure = graph_objects.Figure(trace)
     figure.update_layout(
         # plotly reads tags in its texts
-        title={"text": html.escape(shown, quote=False), "x": 0.5},
+        title={"text": html.escape(shown, quote=False), "x": 0.5, "font": {"size": 13}},
         template="plotly_white",
         plot_bgcolor=_BLANK,
-        width=max(480, 200 + _CELL * heads),
+        width=max(640, 240 + _CELL * heads),
         height=max(320, 160 + _CELL * layers),
         font={"family": "monospace", "size": 11},
-        coloraxis={**_colours(cells[..., 0], middle), "colorbar": {"title": {"text": name}}},
+        coloraxis={**colours, "colorbar": {"title": {"text": legend}}},
     )
     figure.update_xaxes(title_text="head", dtick=1, showgrid=False, zeroline=False)
     figure.update_yaxes(

@@ -48,8 +48,9 @@ def draw_curve(curve: pd.DataFrame, value: str, title: str | None) -> graph_obje
     for place, (method, own) in enumerate(groups.items()):
         points, what = _line(own, value, ends)
         x, y, low, high = np.concatenate([start, points]).T
+        told = f"{method} (mean; bars: all draws)" if what == "draws" else method
         figure.add_scatter(
-            x=x, y=y, name=html.escape(method, quote=False), mode="lines+markers",
+            x=x, y=y, name=html.escape(told, quote=False), mode="lines+markers",
             line={"color": _COLOURS[place % 8]},
             marker={"symbol": _MARKS[place % 8], "size": 9},
             error_y={

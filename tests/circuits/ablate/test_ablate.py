@@ -293,6 +293,10 @@ def test_a_heat_map(tmp_path, swept):
     loss = swept.plot()
     assert loss.layout.coloraxis.cmin == -loss.layout.coloraxis.cmax
     assert "mean ablation, text" in loss.layout.title.text
+    scale = loss.layout.coloraxis
+    largest = rows_of(swept, method="mean", documents="text")["delta_loss_nats"].max()
+    assert largest > scale.cmax  # and that is said
+    assert f"last colour: {scale.cmax:.2g} or more" in scale.colorbar.title.text
     ratio = swept.plot("perplexity_ratio").layout.coloraxis
     assert (ratio.cmin + ratio.cmax) / 2 == pytest.approx(1)
     write_figure(loss, tmp_path / "map.html")

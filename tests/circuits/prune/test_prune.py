@@ -338,7 +338,8 @@ def test_survivors_count_the_kinds_that_are_left(result):
 
 def test_plots(result):
     figure = result.plot()
-    assert [trace.name for trace in figure.data] == list(ALL)
+    drawn = {name: f"{name} (mean; bars: all draws)" for name in ("random", "layer_random")}
+    assert [trace.name for trace in figure.data] == [drawn.get(name, name) for name in ALL]
     own = figure.data[0]
     assert list(own.x) == [0, 2, 4]
     assert own.y[0] == 0
