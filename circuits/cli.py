@@ -64,8 +64,12 @@ def main() -> None:
 
 def _kept(arguments: Sequence[str]) -> str:
     """What is left of an interrupted command."""
-    named = any(word.split("=")[0] == "--checkpoint" for word in arguments)
-    again = " The same command goes on from the checkpoint." if named else ""
+    words = {word.split("=")[0] for word in arguments}
+    again = ""
+    if "--checkpoint" in words:
+        again = " The same command goes on from the checkpoint."
+    elif arguments[:1] == ["prune"] and words & {"-o", "--out"}:
+        again = " The same command goes on in its folder."
     return f"finished files are kept.{again}"
 
 

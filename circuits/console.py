@@ -37,12 +37,18 @@ def names_between_commas(texts: NamesOption) -> tuple[str, ...]:
 
 
 def load_model(source: str) -> tuple[Any, Any]:
-    """The model and its tokenizer, with a word on the terminal while it loads."""
+    """The model and its tokenizer, pruned or whole, with a word on the terminal while it loads."""
     console = Console(stderr=True)
     with console.status(f"loading {escape(source)}"):
         from ..interp.load import load
+        from ..interp.pretrained import PrunedModelError
 
-        return load(source)
+        try:
+            return load(source)
+        except PrunedModelError as pruned:
+            from .prune.remove.files import load_pruned
+
+            return load_pruned(pruned.folder)
 
 
 @contextmanager

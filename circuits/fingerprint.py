@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,13 +13,27 @@ from torch import Tensor, nn
 
 from ..interp.probes import Prompts
 
+_BOOKKEEPING = frozenset({
+    "_name_or_path", "architectures", "transformers_version", "use_cache", "return_dict",
+    "output_attentions", "output_hidden_states", "dtype", "torch_dtype",
+})  # fmt: skip
+
 
 def fingerprint_model(model: nn.Module) -> str:
     """SHA-256 of a model's class and config, and of the names, types and bytes of its weights."""
     config = getattr(model, "config", None)
     # angles, windows and caps leave no trace in the weights
-    told = "" if config is None else config.to_json_string(use_diff=False)
+    told = "" if config is None else json.dumps(_facts(config.to_dict()), sort_keys=True)
     return fingerprint_tensors(type(model).__name__ + told, model.state_dict())
+
+
+def _facts(config: Any) -> Any:
+    """A config without what changes no output: where it came from, and what is returned."""
+    if isinstance(config, dict):
+        return {str(k): _facts(v) for k, v in config.items() if k not in _BOOKKEEPING}
+    if isinstance(config, list | tuple):
+        return [_facts(entry) for entry in config]
+    return config if isinstance(config, str | int | float | bool | None) else str(config)
 
 
 def fingerprint_tensors(text: str, tensors: Mapping[str, Tensor]) -> str:

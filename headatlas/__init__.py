@@ -31,6 +31,7 @@ _HOMES = {
     "evaluate": "circuits.ablate.evaluate",
     "repeated_probe": "circuits.ablate.evaluate",
     "read_documents": "interp.texts",
+    "Documents": "interp.texts",
     "set_effect": "circuits.causal.sets",
     "pairwise_ablation": "circuits.causal.sets",
     "trace_induction": "circuits.causal.trace",
@@ -46,6 +47,7 @@ _HOMES = {
     "in_context_scores": "circuits.in_context",
     "stability": "circuits.stability",
     "GateTraining": "circuits.prune.settings",
+    "GateResult": "circuits.prune.gate_result",
     "prune_heads": "circuits.prune.prune",
     "order_heads": "circuits.prune.methods",
     "PruneResult": "circuits.prune.prune_result",
@@ -54,6 +56,7 @@ _HOMES = {
     "removal_report": "circuits.prune.remove.report",
     "save_pruned": "circuits.prune.remove.files",
     "load_pruned": "circuits.prune.remove.files",
+    "pruning_of": "circuits.prune.remove.pruning",
     "load": "interp.load",
     "cost": "circuits.cost.report",
     "attach": "interp.attach",
@@ -112,11 +115,13 @@ if TYPE_CHECKING:
     from .circuits.kinds import KINDS as KINDS
     from .circuits.kinds import register as register
     from .circuits.label_vectors import Labels as Labels
+    from .circuits.prune.gate_result import GateResult as GateResult
     from .circuits.prune.methods import order_heads as order_heads
     from .circuits.prune.prune import prune_heads as prune_heads
     from .circuits.prune.prune_result import PruneResult as PruneResult
     from .circuits.prune.remove.files import load_pruned as load_pruned
     from .circuits.prune.remove.files import save_pruned as save_pruned
+    from .circuits.prune.remove.pruning import pruning_of as pruning_of
     from .circuits.prune.remove.remove import remove_heads as remove_heads
     from .circuits.prune.remove.report import removal_report as removal_report
     from .circuits.prune.settings import GateTraining as GateTraining
@@ -154,6 +159,7 @@ if TYPE_CHECKING:
     from .interp.plots import plot_pattern as plot_pattern
     from .interp.sites import attention_sites as attention_sites
     from .interp.spacy_text import parse_text as parse_text
+    from .interp.texts import Documents as Documents
     from .interp.texts import read_documents as read_documents
     from .interp.tokens import tokenize as tokenize
     from .interp.tokens import windows as windows

@@ -125,9 +125,12 @@ def parse_head(text: str | HeadId | KvHeadId | tuple[int, int]) -> HeadId | KvHe
         return HeadId.parse(text)  # pyright: ignore[reportArgumentType]
     match = _PATTERN.fullmatch(text) if isinstance(text, str) else None
     if match is None:
+        several = isinstance(text, str) and len(text.replace(",", " ").split()) > 1
         raise InputError(
             f"a head is written L18H6, a key-value head L18KV2 (after enc., dec. or cross. in an "
             f"encoder-decoder model); got {shown(text)}."
+            + " Several are passed as a list, ['L18H6', 'L17H3']."
+            * several
         )
     kind = HeadId if match[3] == "H" else KvHeadId
     return kind(match[1] or "", int(match[2]), int(match[4]))

@@ -42,7 +42,7 @@ def load(
 
     Raises:
         InputError: nothing of that name, missing or corrupt files, weights only as pickle, weights
-            missing, no such device.
+            missing, no such device, or a folder with pruned.json, which `load_pruned` reads.
 
     Example:
         >>> model, tokenizer = load("tiny")

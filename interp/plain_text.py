@@ -1,4 +1,4 @@
-"""Text that callers and files give: strings that can be written out again."""
+"""Text that callers and files give, and what is said of it: strings that can be written out."""
 
 from __future__ import annotations
 
@@ -24,6 +24,16 @@ def checked_text(text: Any, name: str) -> str:
     except UnicodeEncodeError:
         raise InputError(f"{name} holds a lone surrogate, which no UTF-8 text can.") from None
     return text
+
+
+def counted(n: int, what: str) -> str:
+    """A number with its noun, which takes an s unless there is one of it.
+
+    Example:
+        >>> counted(1, "document"), counted(0, "head")
+        ('1 document', '0 heads')
+    """
+    return f"{n} {what}{'' if n == 1 else 's'}"
 
 
 def printable(text: str) -> str:

@@ -17,6 +17,9 @@ from .checkpoint import Held, check_folder, is_panic
 from .errors import InputError, one_line
 from .gguf_file import check_gguf
 
+PRUNED_FILE = "pruned.json"
+"""Beside a model whose layers keep fewer heads than its config says."""
+
 _MAX_PACKING = 8  # quantised formats put up to eight 4-bit weights into one stored integer
 # modules and parameters built per tensor of the files: around each weight there are some parts
 # without any (activations, dropouts, containers), and files may store experts as one tensor
@@ -26,6 +29,22 @@ _TOKENIZER_FILES = (
     "tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "tekken.json",
     "special_tokens_map.json", "added_tokens.json", "*.spm",
 )  # fmt: skip
+
+
+class PrunedModelError(InputError):
+    """A folder holds a model with heads cut out, which needs its own reader.
+
+    Args:
+        folder: where its files are.
+        name: what the message calls it.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        super().__init__(
+            f"{name!r} is a pruned model: {PRUNED_FILE} says which heads its layers keep. Load it "
+            f"with headatlas.load_pruned({str(folder)!r})."
+        )
+        self.folder = folder
 
 
 def read_folder(folder: Path, *, dtype: torch.dtype, name: str) -> tuple[nn.Module, Any]:
@@ -41,8 +60,11 @@ def read_folder(folder: Path, *, dtype: torch.dtype, name: str) -> tuple[nn.Modu
         like a part of one.
 
     Raises:
-        InputError: something is missing, corrupt, only there as pickle, or leaves weights random.
+        InputError: something is missing, corrupt, only there as pickle, or leaves weights random;
+            a `PrunedModelError` where heads were cut out that the config still counts.
     """
+    if (folder / PRUNED_FILE).exists():
+        raise PrunedModelError(folder, name)
     held = check_folder(folder, name)
     with quiet(), reading(name):
         from transformers import AutoConfig

@@ -83,6 +83,8 @@ class Prompts:
             )
         marks = dict(self.marks)
         if self.counted is not None:
+            if self.counted.dtype != np.bool_:
+                raise InputError(f"counted holds true and false; got {self.counted.dtype}.")
             marks["counted"] = self.counted
         for name, mark in marks.items():
             if mark.shape != ids.shape:

@@ -13,20 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .dataset_rows import row_ids, row_texts
+from .dataset_rows import array_ids, file_text, listed_texts, row_ids, row_texts
 from .errors import InputError, shown
-from .files import read_text
 from .forward import check_ids
 from .inputs import read_inputs
 from .plain_numbers import as_index, as_seed
-from .plain_text import checked_text, printable
+from .plain_text import counted, printable
 from .probes import Prompts
 from .sampling import sample_documents
 from .sites import attention_sites
 from .tokens import Tokens, bos_token, context_length, windows
-
-# files of records, whose markup would be read as if it were the text
-_RECORDS = frozenset({".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow"})
 
 _Rows = Iterable[np.ndarray]  # ids of windows, without padding
 
@@ -49,7 +45,7 @@ class Documents:
     def __repr__(self) -> str:
         longest, tokens = self.prompts.ids.shape[1], int(self.prompts.mask.sum())
         bos = "with a BOS" if self.prompts.bos else "without a BOS"
-        count = f"{len(self)} document{'' if len(self) == 1 else 's'} of up to {longest} tokens"
+        count = f"{counted(len(self), 'document')} of up to {counted(longest, 'token')}"
         return f"<{count}, {tokens} in all, {bos}; {self.origin}>"
 
     def __add__(self, other: Documents) -> Documents:
@@ -128,9 +124,9 @@ def read_documents(
 
     Args:
         source: the path of a UTF-8 text file; a list of strings, each a text of its own; `Tokens`;
-            ids [batch, pos]; a Hugging Face dataset, each of whose rows holds a text of its own in
-            `text`, or its `input_ids`; or None: text that the model writes itself
-            (`sample_documents`).
+            ids [batch, pos] in a tensor or a NumPy array; a Hugging Face dataset, each of whose
+            rows holds a text of its own in `text`, or its `input_ids`; or None: text that the
+            model writes itself (`sample_documents`).
         model: a transformers model.
         tokenizer: its tokenizer; None will do for ids.
         n: how many documents at most; None: all that there are.
@@ -198,7 +194,7 @@ def _documents(model: Any, found: _Distinct, bos: bool, origin: str, causal: boo
     if not rows:
         raise InputError(f"{origin}: nothing in it is two tokens long or more; give some text.")
     if found.repeated:
-        origin += f", {found.repeated} repeated windows left out"
+        origin += f", {counted(found.repeated, 'repeated window')} left out"
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(lengths.max())[None] < lengths[:, None]
     ids = np.zeros(mask.shape, np.int64)
@@ -235,20 +231,22 @@ class _Reader:
     def read(self, source: Any) -> tuple[_Rows, bool, str]:
         """Rows, whether they begin with a BOS, and where they come from."""
         if isinstance(source, str | Path):
-            return *self._of_texts([_file(source)]), printable(Path(source).name)
+            return *self._of_texts([file_text(source)]), printable(Path(source).name)
+        if isinstance(source, np.ndarray):
+            source = array_ids(source)
         if isinstance(source, Tokens | Tensor):
             inputs = read_inputs(self.model, source)
             ids, mask = inputs.ids.cpu().numpy(), inputs.mask.cpu().numpy()
             rows = [row[own] for row, own in zip(ids, mask, strict=True)]
-            return *self._of_ids(rows), f"{_count(len(rows), 'row')} of ids"
+            return *self._of_ids(rows), f"{counted(len(rows), 'row')} of ids"
         if hasattr(source, "column_names"):
             return self._of_dataset(source)
         if isinstance(source, Mapping) or not isinstance(source, Sequence):
             raise InputError(
-                "text is the path of a file, a list of strings, Tokens, ids [batch, pos], a "
-                f"Hugging Face dataset, or None; got {type(source).__name__}."
+                "text is the path of a file, a list of strings, Tokens, a tensor or array of ids "
+                f"[batch, pos], a Hugging Face dataset, or None; got {type(source).__name__}."
             )
-        return *self._of_texts(_strings(source)), _count(len(source), "text")
+        return *self._of_texts(listed_texts(source)), counted(len(source), "text")
 
     def _of_texts(self, texts: Iterable[str]) -> tuple[_Rows, bool]:
         if self.tokenizer is None:
@@ -330,7 +328,7 @@ class _Reader:
             raise InputError("the dataset has no rows.")
         columns = [*first] if isinstance(first, Mapping) else []
         every = _chained(first, rows)
-        size = _count(len(source), "row") if hasattr(source, "__len__") else "rows"
+        size = counted(len(source), "row") if hasattr(source, "__len__") else "rows"
         if "text" in columns and (self.tokenizer is not None or "input_ids" not in columns):
             texts = row_texts(every)
             return *self._of_texts(texts), f"{size} of a dataset"
@@ -340,26 +338,6 @@ class _Reader:
             "the dataset has neither a column text nor input_ids; it has "
             f"{shown([str(name) for name in columns])}. Rename the column that holds the text."
         )
-
-
-def _file(path: str | Path) -> str:
-    if isinstance(path, str) and ("\n" in path or len(path) > 4096):
-        raise InputError("text itself is passed as a list of strings, [text]; a string is a path.")
-    if Path(path).suffix.lower() in _RECORDS:
-        raise InputError(
-            f"{str(path)!r} holds records, not plain text; pass its texts as a list of strings, or "
-            "a Hugging Face dataset of it."
-        )
-    return read_text(path)
-
-
-def _strings(texts: Sequence[Any]) -> list[str]:
-    if not len(texts):
-        raise InputError("no texts; give at least one.")
-    for number, text in enumerate(texts):
-        if not checked_text(text, f"text {number}").strip():
-            raise InputError(f"text {number} is empty; give some text.")
-    return list(texts)
 
 
 def _bodies(row: np.ndarray, bos: int | None) -> list[np.ndarray]:
@@ -374,7 +352,3 @@ def _bodies(row: np.ndarray, bos: int | None) -> list[np.ndarray]:
 def _chained(first: Any, rows: Iterator[Any]) -> Iterator[Any]:
     yield first
     yield from rows
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"

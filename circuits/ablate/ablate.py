@@ -8,7 +8,6 @@ from typing import Any
 
 from ...interp.errors import InputError
 from ...interp.heads import HeadId, Heads
-from ...interp.probes import MIN_PROMPTS
 from ...interp.texts import Documents
 from ..causal.sweep import sweep_values
 from ..causal.sweep_file import (
@@ -22,7 +21,8 @@ from .evaluate import Progress, evaluate, measured_rows, measures_of, trials_of
 from .evaluation import Evaluation
 from .intervals import with_intervals
 from .plan import DOCUMENTS, Plan, make_plan, named_heads
-from .result import REPEATED, TEXT, Ablation, AblationSweep, merged_rows
+from .result import Ablation, AblationSweep, merged_rows
+from .said import REPEATED, TEXT
 
 
 def ablate_heads(
@@ -56,11 +56,14 @@ def ablate_heads(
         tokenizer: its tokenizer; None will do for ids.
         heads: addresses such as "L18H6", or "L18KV2" for all query heads of a group.
         texts: what `read_documents` takes (a text file, a list of strings, ids, a Hugging Face
-            dataset), or `Documents`; None: text that the model writes itself, seeded.
+            dataset); None: text that the model writes itself, seeded; or `Documents`, which are
+            read whole as they are, whatever `prompts`, `seq_len` and `prepend_bos`.
         method: `mean`, `zero` or `resample`.
-        prompts: documents of either sort; text gives at most as many.
-        seq_len: tokens per document; None: 64, or the model's context.
-        prepend_bos: True, False, or None for the tokenizer's habit.
+        prompts: documents of either sort; text gives at most as many. Second copies take 16 at
+            least, and are measured on so many where fewer are asked for (`caveats` says so).
+        seq_len: tokens per document; None: 64, or the model's context. Second copies take 16 at
+            least, likewise.
+        prepend_bos: True, False, or None for the tokenizer's habit: without a tokenizer no BOS.
         level: coverage of the intervals.
         seed: of text, random tokens, `resample` and bootstrap.
         progress: called with (stage, done, total).
@@ -97,9 +100,10 @@ def ablate_heads(
     tables = []
     for documents, by_method in evaluations.items():
         (table,) = with_intervals([*by_method.values()], level=level, seed=seed)
-        said = {"documents": documents, "origin": by_method[method].documents.origin}
+        origin = by_method[method].documents.origin
+        said = {"heads": " ".join(map(str, chosen)), "documents": documents, "origin": origin}
         tables.append(({**said, "method": method}, table))
-    caveats = _caveats(evaluations, plan)
+    caveats = plan.caveats(evaluations)
     return Ablation(
         chosen, method, merged_rows(tables), evaluations, caveats, plan.settings(evaluations)
     )
@@ -131,9 +135,11 @@ def ablation_sweep(
         texts: as in `ablate_heads`.
         heads: which heads; None: every one.
         methods: one or several of `mean`, `zero`, `resample`.
-        prompts: documents of either sort; text gives at most as many.
-        seq_len: tokens per document; None: 64, or the model's context.
-        prepend_bos: True, False, or None for the tokenizer's habit.
+        prompts: documents of either sort; text gives at most as many. Second copies take 16 at
+            least, as in `ablate_heads`.
+        seq_len: tokens per document; None: 64, or the model's context. Second copies take 16 at
+            least.
+        prepend_bos: True, False, or None for the tokenizer's habit: without a tokenizer no BOS.
         level: simultaneous coverage of the intervals.
         seed: of text, random tokens, `resample` and bootstrap.
         checkpoint: a `.safetensors` path. Finished layers are kept in a file of that name with
@@ -168,7 +174,7 @@ def ablation_sweep(
         name: _swept(model, read, name, chosen, plan, kept.get(name), progress)
         for name, read in plan.read(model, tokenizer, texts).items()
     }
-    caveats = _caveats(evaluations, plan)
+    caveats = plan.caveats(evaluations)
     return AblationSweep(
         chosen, plan.methods, _rows(chosen, evaluations, plan), evaluations, caveats,
         plan.settings(evaluations),
@@ -228,21 +234,3 @@ def _rows(
             tables.append((said, table))
     rows = merged_rows(tables)
     return rows.sort_values(["site", "layer", "head"], kind="stable").reset_index(drop=True)
-
-
-def _caveats(evaluations: dict[str, dict[str, Evaluation]], plan: Plan) -> tuple[str, ...]:
-    found = []
-    few = len(next(iter(evaluations[TEXT].values())).documents)
-    if few < MIN_PROMPTS:
-        found.append(
-            f"{few} documents of text: no interval, which takes {MIN_PROMPTS}"
-            + (", and stand-ins from very few." if plan.methods != ("zero",) else ".")
-        )
-    for documents, by_method in evaluations.items():
-        for method, one in by_method.items():
-            if one.groups > 1 and method != "zero":
-                found.append(
-                    f"the {documents} documents were run in {one.groups} groups, each with "
-                    f"stand-ins of its own ({method})."
-                )
-    return tuple(found)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ...interp.errors import InputError
+from ...interp.plain_text import counted
 from ..console import (
     BosOption,
     ModelArgument,
@@ -32,10 +33,14 @@ def ablate(
         str, typer.Option(help="mean, zero or resample; with --all also several: mean,zero.")
     ] = "mean",
     prompts: Annotated[
-        int, typer.Option(min=1, help="Documents at most; under 16 give no interval.")
+        int,
+        typer.Option(
+            min=1, help="Documents at most; under 16 give no interval. Second copies take 16."
+        ),
     ] = 32,
     seq_len: Annotated[
-        int | None, typer.Option(min=2, help="Tokens per document; 64 if unsaid.")
+        int | None,
+        typer.Option(min=2, help="Tokens per document; 64 if unsaid. Second copies take 16."),
     ] = None,
     bos: BosOption = None,
     seed: SeedOption = 0,
@@ -45,7 +50,7 @@ def ablate(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Heads to print; files hold all.")] = 20,
     figure: Annotated[
-        Path | None, typer.Option(help="With --all: write a heat map, .html or .json.")
+        Path | None, typer.Option(help="With --all: write heat maps, .html or .json.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Write .json, .csv or .parquet.")
@@ -63,6 +68,7 @@ def ablate(
     from .ablate import ablate_heads, ablation_sweep
 
     asked = {"prompts": prompts, "seq_len": seq_len, "prepend_bos": bos, "seed": seed}
+    maps = ""
     with progress_bars() as report:
         if named:
             found = ablate_heads(
@@ -78,9 +84,11 @@ def ablate(
     if figure is not None:
         from ...interp.plots import write_figure
 
-        write_figure(found.plot(), figure)  # pyright: ignore[reportAttributeAccessIssue]
+        drawn = found.plot()  # pyright: ignore[reportAttributeAccessIssue]
+        write_figure(drawn, figure)
+        maps = counted(len(list(drawn.select_traces())), "heat map")
     _show(found, model, methods, top)
-    for path, what in ((out, f"{len(found.rows)} rows"), (figure, "a heat map")):
+    for path, what in ((out, counted(len(found.rows), "row")), (figure, maps)):
         if path is not None:
             print(f"wrote {path}: {what}")
 

@@ -12,6 +12,7 @@ from jaxtyping import Bool
 
 from ...interp.errors import InputError, shown
 from ...interp.heads import HeadId
+from ...interp.plain_text import counted
 from ...interp.probes import Prompts
 from ...interp.sites import Site
 from ...interp.texts import Documents
@@ -33,7 +34,8 @@ WHOLE = "whole model"
 
 _TOGETHER = 16  # sets between two reports of progress
 _KEPT_BYTES = 2 * 2**30  # states and z of all layers, which the runs begin with
-_MOST_LOGITS = 2**26  # 256 MiB in float32; a few such arrays are held at once
+MOST_LOGITS = 2**26
+"""Of one batch: 256 MiB in float32, of which a few are held at once."""
 _BATCH_TOKENS = 2048
 
 
@@ -141,7 +143,7 @@ def trials_of(
     vocab = len(output_head(model).weight)
     return Trials(
         model, prompts, measures_of(marked), seed=seed,
-        batch_tokens=max(1, min(_BATCH_TOKENS, _MOST_LOGITS // vocab)), reference=reference,
+        batch_tokens=max(1, min(_BATCH_TOKENS, MOST_LOGITS // vocab)), reference=reference,
     )  # fmt: skip
 
 
@@ -160,7 +162,7 @@ def measured_rows(prompts: Prompts) -> Bool[np.ndarray, "document pos"]:
     if not marked.any():
         raise InputError(
             f"nothing is measured in the {prompts.name} documents ({len(prompts)} of up to "
-            f"{prompts.ids.shape[1]} tokens); give longer ones."
+            f"{counted(prompts.ids.shape[1], 'token')}); give longer ones."
         )
     return marked
 

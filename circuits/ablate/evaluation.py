@@ -26,7 +26,8 @@ class Evaluation:
         base: mean loss of the whole model (or of the reference) in nats/token, per document.
         loss: mean loss with each set removed, in nats/token.
         kl: mean KL(whole ‖ ablated) in nats/token.
-        resumed: whether runs began at the first removed head's block, which was found exact.
+        resumed: whether runs began at the first removed head's block, which was found exact; it
+            says nothing of checkpoints.
         groups: how many groups of documents were run apart to stay within memory; the mean and
             the other document of `mean` and `resample` are of the same group.
     """

@@ -29,7 +29,7 @@ def with_intervals(
     Documents are resampled in pairs, each with its loss with and without the heads; the intervals
     of Δ loss (and likewise those of KL) hold for all sets of all evaluations at once with the
     given level. The ends of the perplexity ratio are the exponentials of those of Δ loss. Fewer
-    than 16 documents give no interval: its ends are NaN.
+    than 16 documents in which something is measured give no interval: its ends are NaN.
 
     Args:
         evaluations: of the same documents.
@@ -52,14 +52,16 @@ def with_intervals(
         Westfall and Young 1993 (max-T); Efron and Tibshirani 1993 (bootstrap-t).
     """
     first = evaluations[0]
-    share = len(first.weights) * first.weights[:, None]
+    seen = first.n > 0  # a document in which nothing is measured says nothing
+    weights = first.weights[seen]
+    share = len(weights) * weights[:, None]
     ends = {}
     for name, values in (
         ("delta", np.concatenate([one.loss - one.base for one in evaluations])),
         ("kl", np.concatenate([one.kl for one in evaluations])),
     ):
-        estimate = values @ first.weights
-        ends[name] = _bounds(estimate, share * (values.T - estimate), level, seed)
+        estimate = values[:, seen] @ weights
+        ends[name] = _bounds(estimate, share * (values[:, seen].T - estimate), level, seed)
     tables, start = [], 0
     for one in evaluations:
         own = slice(start, start + len(one.removed))

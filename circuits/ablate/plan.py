@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from ...interp.attach import is_edited
 from ...interp.errors import InputError
 from ...interp.heads import HeadId, one_or_more, parse_head
 from ...interp.named_heads import locate
 from ...interp.plain_numbers import as_index
+from ...interp.plain_text import counted
 from ...interp.probes import MIN_PROMPTS, MIN_TOKENS
 from ...interp.sites import Site
 from ...interp.texts import Documents, read_documents
@@ -20,7 +22,7 @@ from ..causal.decoder import check_decoder
 from ..causal.stand_in import check_ablations
 from .evaluate import check_count, repeated_probe
 from .evaluation import Evaluation
-from .result import REPEATED, TEXT
+from .said import REPEATED, TEXT
 
 DOCUMENTS, SEQ_LEN = 32, 64
 """Defaults: as much as a sweep over hundreds of heads can read on a few cores."""
@@ -37,6 +39,7 @@ class Plan:
     prepend_bos: bool | None
     level: float
     seed: int
+    edited: bool = False
 
     def read(self, model: Any, tokenizer: Any, texts: Any) -> dict[str, Documents]:
         """The text, and the repeated random tokens.
@@ -54,11 +57,17 @@ class Plan:
             check_count(method, len(text))
         if self.methods != ("zero",):
             text = with_an_equal(text)
+        documents, tokens = self._of_second_copies
         probe = repeated_probe(
-            model, tokenizer, prompts=max(self.prompts, MIN_PROMPTS),
-            seq_len=max(self.seq_len, MIN_TOKENS), prepend_bos=self.prepend_bos, seed=self.seed,
+            model, tokenizer, prompts=documents, seq_len=tokens, prepend_bos=self.prepend_bos,
+            seed=self.seed,
         )  # fmt: skip
         return {TEXT: text, REPEATED: probe}
+
+    @property
+    def _of_second_copies(self) -> tuple[int, int]:
+        """How many documents of repeated tokens, and of how many tokens."""
+        return max(self.prompts, MIN_PROMPTS), max(self.seq_len, MIN_TOKENS)
 
     def settings(self, evaluations: dict[str, dict[str, Evaluation]]) -> dict[str, Any]:
         """Everything needed to run it again."""
@@ -68,9 +77,35 @@ class Plan:
             "prepend_bos": self.prepend_bos, "level": self.level, "seed": self.seed,
             "origin": {name: one.documents.origin for name, one in first.items()},
             "bos": {name: one.documents.prompts.bos for name, one in first.items()},
-            "resumed": {name: one.resumed for name, one in first.items()},
             "groups": {name: one.groups for name, one in first.items()},
         }  # fmt: skip
+
+    def caveats(self, evaluations: dict[str, dict[str, Evaluation]]) -> tuple[str, ...]:
+        """What limits the figures, in sentences."""
+        found = []
+        few = int((next(iter(evaluations[TEXT].values())).n > 0).sum())
+        if few < MIN_PROMPTS:
+            found.append(
+                f"{counted(few, 'document')} of text: no interval, which takes {MIN_PROMPTS}"
+                + (", and stand-ins from very few." if self.methods != ("zero",) else ".")
+            )
+        if self.prompts < MIN_PROMPTS or self.seq_len < MIN_TOKENS:
+            documents, tokens = self._of_second_copies
+            found.append(
+                f"second copies are measured on {documents} documents of {tokens} tokens, not on "
+                f"{self.prompts} of {self.seq_len}: {MIN_PROMPTS} of {MIN_TOKENS} are the fewest "
+                "that do."
+            )
+        if self.edited:
+            found.append("the whole model is the model as it was edited meanwhile.")
+        for documents, by_method in evaluations.items():
+            for method, one in by_method.items():
+                if one.groups > 1 and method != "zero":
+                    found.append(
+                        f"the {documents} documents were run in {one.groups} groups, each with "
+                        f"stand-ins of its own ({method})."
+                    )
+        return tuple(found)
 
 
 def make_plan(
@@ -95,7 +130,7 @@ def make_plan(
     if not isinstance(level, float) or not 0 < level < 1:
         raise InputError(f"level is a number between 0 and 1, such as .95; got {level!r}.")
     count, seed = whole_number("prompts", prompts, 1), whole_number("seed", seed, 0)
-    return Plan(sites, ways, count, length, prepend_bos, level, seed)
+    return Plan(sites, ways, count, length, prepend_bos, level, seed, is_edited(model))
 
 
 def with_an_equal(text: Documents) -> Documents:
@@ -118,8 +153,10 @@ document 0 left out (no other is as long)>
         return text
     kept = text.prompts.mask & (text.prompts.position < limit)
     prompts = replace(text.prompts, mask=kept).select(slice(None))
-    tokens = f"{most - limit} token{'s' * (most - limit > 1)}"
-    origin = f"{text.origin}, the last {tokens} of document {lengths.argmax()} left out"
+    last = f"the last {counted(most - limit, 'token')}"
+    if most - limit == 1:
+        last = "the last token"
+    origin = f"{text.origin}, {last} of document {lengths.argmax()} left out"
     return Documents(prompts, f"{origin} (no other is as long)")
 
 

@@ -11,17 +11,16 @@ import pandas as pd
 
 from ...interp.errors import InputError
 from ...interp.heads import HeadId
+from ...interp.plain_text import counted
 from ..table_file import write_table
 from .evaluation import Evaluation
+from .said import REPEATED, TEXT, said_one_by_one, said_together
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 SCHEMA_VERSION = 1
 """Raised when a reader of the old files would misread the new ones."""
-
-TEXT, REPEATED = "text", "repeated"
-"""The two sorts of documents: text, and the second copies of repeated random tokens."""
 
 Evaluations = Mapping[str, Mapping[str, Evaluation]]
 """By sort of documents, then by method."""
@@ -35,8 +34,9 @@ class Ablation:
         heads: the removed heads.
         method: how they were removed: `zero`, `mean` or `resample`.
         rows: two rows, `documents` = `text` and `repeated` (the loss at the second copies of
-            repeated random tokens): `origin`, `method`, tokens `n`, `n_documents`, losses in
-            nats/token, and Δ loss, perplexity ratio and KL with their intervals.
+            repeated random tokens): `heads` (as "L1H1 L2H2"), `origin`, `method`, tokens `n`,
+            `n_documents`, losses in nats/token, and Δ loss, perplexity ratio and KL with their
+            intervals.
         evaluations: what they come from, per document.
         caveats: what limits the figures, in sentences.
         settings: everything needed to run it again.
@@ -91,14 +91,10 @@ class Ablation:
         names = ", ".join(map(str, self.heads[:4]))
         more = f" and {len(self.heads) - 4} more" if len(self.heads) > 4 else ""
         lines = [f"{names}{more} removed ({self.method} ablation)"]
-        for documents, title in ((TEXT, "text"), (REPEATED, "second copies")):
-            own = self._of(documents)
-            interval = _interval(own["delta_low"], own["delta_high"])
-            lines.append(
-                f"  {title:13} loss {own['base_loss_nats']:.3f} {own['delta_loss_nats']:+.4f}"
-                f"{interval} nats/token, perplexity × {own['perplexity_ratio']:.4g}, "
-                f"KL {own['kl_nats']:.4f}; {own['n_documents']} documents, {own['origin']}"
-            )
+        lines += [
+            said_together(self._of(documents), by_method[self.method])
+            for documents, by_method in self.evaluations.items()
+        ]
         return "\n".join([*lines, *(f"  {sentence}" for sentence in self.caveats)])
 
 
@@ -133,7 +129,8 @@ class AblationSweep:
         Raises:
             InputError: heads were not removed that way.
         """
-        rows = self._of_method(method)
+        chosen = self.methods[0] if method is None else self._known(method)
+        rows = self.rows.loc[self.rows["method"] == chosen]
         wide = {}
         for documents, prefix in ((TEXT, ""), (REPEATED, "second_copy_")):
             own = rows.loc[rows["documents"] == documents].reset_index(drop=True)
@@ -153,15 +150,17 @@ class AblationSweep:
         value: str = "delta_loss_nats",
         *,
         method: str | None = None,
-        documents: str = TEXT,
+        documents: str | None = None,
         title: str | None = None,
     ) -> Figure:
-        """A heat map of layers × heads; `interp.plots.write_figure` writes it.
+        """Maps of layers × heads, one per method and sort of documents, each with its own colours.
+
+        `interp.plots.write_figure` writes the figure.
 
         Args:
             value: `delta_loss_nats`, `perplexity_ratio` or `kl_nats`.
-            method: one of `methods`; None: the first.
-            documents: `text` or `repeated`.
+            method: one of `methods`; None: all, below one another.
+            documents: `text` or `repeated` (second copies); None: both, side by side.
             title: of the figure; None says what is shown.
 
         Raises:
@@ -169,13 +168,14 @@ class AblationSweep:
         """
         from .heat_map import VALUES, draw  # plotly takes its time
 
-        if value not in VALUES or documents not in self.evaluations:
+        sorts = [*self.evaluations] if documents is None else [documents]
+        if value not in VALUES or sorts[0] not in self.evaluations:
             raise InputError(
                 f"a heat map shows {', '.join(VALUES)} on {' or '.join(self.evaluations)}; got "
-                f"{value!r} on {documents!r}."
+                f"{value!r} on {' and '.join(map(str, sorts))!r}."
             )
-        rows = self._of_method(method)
-        return draw(rows.loc[rows["documents"] == documents], value, title)
+        methods = self.methods if method is None else (self._known(method),)
+        return draw(self.rows, value, methods, sorts, title)
 
     def save(self, path: str | Path) -> Path:
         """Write the sweep; as `Ablation.save`.
@@ -186,36 +186,21 @@ class AblationSweep:
         heads, methods = [*map(str, self.heads)], [*self.methods]
         return _save(self, path, {"heads": heads, "methods": methods})
 
-    def _of_method(self, method: str | None) -> pd.DataFrame:
-        chosen = self.methods[0] if method is None else method
-        if chosen not in self.methods:
-            raise InputError(f"heads were removed by {', '.join(self.methods)}; got {chosen!r}.")
-        return self.rows.loc[self.rows["method"] == chosen]
+    def _known(self, method: str) -> str:
+        if method not in self.methods:
+            raise InputError(f"heads were removed by {', '.join(self.methods)}; got {method!r}.")
+        return method
 
     def __repr__(self) -> str:
-        lines = [f"{len(self.heads)} heads removed one at a time ({', '.join(self.methods)})"]
-        for documents, title in ((TEXT, "text"), (REPEATED, "second copies")):
-            for method in self.methods:
-                own = self._of_method(method)
-                own = own.loc[own["documents"] == documents]
-                worst = own.sort_values("delta_loss_nats", ascending=False, kind="stable").head(3)
-                told = ", ".join(
-                    f"{HeadId(r['site'], r['layer'], r['head'])} {r['delta_loss_nats']:+.3f}"
-                    for r in worst.to_dict("records")
-                )
-                sure = int((own["delta_low"] > 0).sum())
-                lines.append(
-                    f"  {title:13} {method}: loss {own['base_loss_nats'].iloc[0]:.3f}, most "
-                    f"without {told} nats/token; {sure} heads certainly above 0"
-                )
+        apart = " one at a time" if len(self.heads) > 1 else ""
+        lines = [f"{counted(len(self.heads), 'head')} removed{apart} ({', '.join(self.methods)})"]
+        for documents, by_method in self.evaluations.items():
+            own = self.rows.loc[self.rows["documents"] == documents]
+            lines += said_one_by_one(own, dict(by_method))
         return "\n".join([*lines, *(f"  {sentence}" for sentence in self.caveats)])
 
 
 _SHOWN = ("delta_loss_nats", "delta_low", "delta_high", "perplexity_ratio", "kl_nats")
-
-
-def _interval(low: float, high: float) -> str:
-    return "" if low != low else f" [{low:+.4f}, {high:+.4f}]"
 
 
 def _per_document(evaluations: Evaluations) -> pd.DataFrame:

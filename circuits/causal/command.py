@@ -40,15 +40,15 @@ def trace_induction(
     from rich.console import Console
     from rich.markup import escape
 
-    from ...interp.load import load
+    from ..console import load_model
     from .trace import trace_induction as run
 
+    loaded, tokenizer = load_model(model)
     with Console(stderr=True).status(f"tracing induction in {escape(model)}") as status:
 
         def report(stage: str, done: int, total: int) -> None:
             status.update(f"{escape(model)}: {escape(stage)} {done} of {total}")
 
-        loaded, tokenizer = load(model)
         found = run(
             loaded, tokenizer, ablation=ablation, margin=margin, prompts=prompts,
             seq_len=seq_len, prepend_bos=bos, seed=seed, progress=report,

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ...interp.errors import InputError
+from ...interp.errors import InputError, shown
 from ...interp.heads import HeadId
 from ...interp.probes import Prompts
 from ...interp.sites import Site
@@ -26,8 +26,12 @@ def check_ablations(ablations: Any) -> tuple[str, ...]:
         InputError: none, or one that is not known.
     """
     found = tuple(ablations) if isinstance(ablations, list | tuple) else (ablations,)
-    if not found or any(name not in ABLATIONS for name in found) or len(set(found)) < len(found):
-        raise InputError(f"ablations are among {', '.join(ABLATIONS)}, each once; got {found}.")
+    known = ", ".join(ABLATIONS)
+    for name in found:
+        if name not in ABLATIONS:
+            raise InputError(f"heads are removed by one of {known}; got {shown(name)}.")
+    if not found or len(set(found)) < len(found):
+        raise InputError(f"name ways to remove heads, each once, among {known}; got {len(found)}.")
     return found
 
 

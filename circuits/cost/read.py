@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, cast
 
 from torch import nn
@@ -22,7 +23,11 @@ from ...interp.errors import InputError
 from ...interp.intervention_layers import holds_layers
 from ...interp.layers.attention import HookedAttention
 from ...interp.layers.config import AttentionConfig
+from ...interp.pretrained import PRUNED_FILE
 from ...interp.sites import Site, attention_sites
+from ..prune.remove.pruned_file import read_pruned
+from ..prune.remove.pruned_shapes import pruned_shapes
+from ..prune.remove.pruning import is_pruned_config, pruning_of
 from .fit import INSTEAD, Heads, fit_layer
 from .shapes import AttentionShapes, LatentShape, LayerShape, check_count, uniform_shapes
 
@@ -37,7 +42,9 @@ def attention_shapes(
 
     Of a loaded model, heads are what `attention_sites` sees and widths those of its weights. Of a
     config, or a name, of which only the config is read, the model's skeleton is built without
-    memory for weights. Windows come from the config in all cases.
+    memory for weights. Windows come from the config in all cases. Where heads were cut out and the
+    config still is the whole model's, the cuts say what each layer keeps: they come with the model,
+    or from pruned.json in its folder.
 
     Args:
         source: a loaded transformers model; a `HookedAttention`, or a module that holds some,
@@ -45,8 +52,9 @@ def attention_shapes(
             a `.gguf` file or of a folder with config.json, or a hub id.
 
     Raises:
-        InputError: none of these, no such model, no attention, an encoder-decoder pair, or
-            attention whose projections are not those of MHA, GQA, MQA or MLA.
+        InputError: none of these, no such model, no attention, an encoder-decoder pair, attention
+            whose projections are not those of MHA, GQA, MQA or MLA, or the mere config of a pruned
+            model, which does not say what its layers keep.
 
     Example:
         >>> layer = attention_shapes("tiny").layers[0]
@@ -66,7 +74,11 @@ def attention_shapes(
         return uniform_shapes(
             30, d_model=576, n_heads=9, n_kv_heads=3, d_head=64, name="smollm2-135m"
         )
-    return config_shapes(load_config(source), name=os.fspath(source))
+    config, name = load_config(source), os.fspath(source)
+    record = Path(name).expanduser() / PRUNED_FILE
+    if name != "tiny" and record.exists():
+        return pruned_shapes(_whole_shapes(config, name), read_pruned(record)[1])
+    return config_shapes(config, name=name)
 
 
 def config_shapes(config: Any, *, name: str | None = None) -> AttentionShapes:
@@ -86,6 +98,29 @@ def config_shapes(config: Any, *, name: str | None = None) -> AttentionShapes:
         (32, 8, 4096)
     """
     label = name or config.name_or_path or type(config).__name__
+    if is_pruned_config(config):
+        raise InputError(
+            f"this config of {label} says what the model was before heads were cut out of it. Pass "
+            "the pruned model itself, or the folder that save_pruned wrote."
+        )
+    return _whole_shapes(config, label)
+
+
+def removed_shapes(model: PreTrainedModel) -> AttentionShapes | None:
+    """The shapes of a model whose layers keep fewer heads than its config says; None of any other.
+
+    Raises:
+        InputError: as `attention_shapes`.
+    """
+    pruning = pruning_of(model)
+    if pruning is None or pruning.ordinary:
+        return None
+    name = model.config.name_or_path or type(model).__name__
+    return pruned_shapes(_whole_shapes(model.config, name), pruning.cuts)
+
+
+def _whole_shapes(config: Any, label: str) -> AttentionShapes:
+    """What a config says, whether or not heads were cut out of its model."""
     if getattr(config, "is_encoder_decoder", False):
         raise _two_stacks(label)
     check_counts(config.to_dict(), 0, label)
@@ -104,6 +139,8 @@ def config_shapes(config: Any, *, name: str | None = None) -> AttentionShapes:
 
 
 def _of_model(model: nn.Module) -> AttentionShapes:
+    if isinstance(model, PreTrainedModel) and (found := removed_shapes(model)) is not None:
+        return found
     sites = attention_sites(model)  # which refuses all but transformers' own
     config = cast(PreTrainedModel, model).config.get_text_config()
     name = config.name_or_path or type(model).__name__

@@ -101,11 +101,14 @@ class CostReport:
             Rows of kind, numbers (kept per token and layer, mean over layers), bytes_per_token (of
             all layers, one sequence, inside the windows), bytes (after seq_len tokens, whole
             batch), of_mha (ratio of bytes_per_token to MHA's) and own (whether it is the model's).
+            A model whose layers differ in kind comes first, as kind "mixed".
 
         Raises:
             InputError: a model that is not causal.
         """
         variants = cache_variants(self.shapes)
+        if self.shapes not in variants.values():
+            variants = {"mixed": self.shapes, **variants}
         per_token = {
             kind: bytes_per_number(self.dtype) * _cache_width(shapes)
             for kind, shapes in variants.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from ...interp.errors import InputError, shown
@@ -14,9 +15,11 @@ from ...interp.tokens import context_length
 from ..arguments import whole_number
 from ..atlas import HeadAtlas
 from ..causal.decoder import check_decoder
+from .counts import nearest_count
 from .held_out import Reading
 from .methods import RANDOM, check_methods, grades_of
 from .settings import GateTraining
+from .survivors import fingerprint_labels
 
 SEQ_LEN = 128
 
@@ -74,7 +77,7 @@ class Asked:
         return {
             "methods": [*self.methods], self.kind: [*self.values], "asked": self.kind,
             "draws": self.draws, "level": self.level, "seed": self.seed,
-            "atlas": self.atlas is not None,
+            "atlas": None if self.atlas is None else fingerprint_labels(self.atlas, self.heads),
             "config": {k: v for k, v in config.items() if k not in ("target", "lam", "every")},
         }  # fmt: skip
 
@@ -87,7 +90,7 @@ class Asked:
             InputError: numbers that do not fit.
         """
         context = context_length(model)
-        length = min(SEQ_LEN, context or SEQ_LEN) if seq_len is None else as_index(seq_len)
+        length = default_seq_len(context) if seq_len is None else as_index(seq_len)
         if length is None or length < 2:
             raise InputError(
                 f"seq_len is a whole number of tokens, at least 2; got {shown(seq_len)}."
@@ -96,6 +99,11 @@ class Asked:
             None if train is None else whole_number("train_documents", train, 1),
             whole_number("eval_documents", evaluated, 1), length, prepend_bos, self.seed,
         )  # fmt: skip
+
+
+def default_seq_len(context: int | None) -> int:
+    """Tokens per document where nothing is said: 128, or the model's context."""
+    return min(SEQ_LEN, context or SEQ_LEN)
 
 
 def check_asked(
@@ -117,15 +125,18 @@ def check_asked(
     sites = check_decoder(model)
     heads = tuple(head for site in sites for head in site.heads)
     methods = check_methods([method] if isinstance(method, str) else _listed("method", method))
-    kind, values = check_values(sparsity, lam, methods)
-    for value in values if kind == "sparsity" else ():
-        if not 0 < round(value * len(heads)) < len(heads):
-            raise InputError(
-                f"sparsity {value:g} of {len(heads)} heads is {round(value * len(heads))} heads; "
-                f"give a share between {1 / len(heads):.3g} and {1 - 1 / len(heads):.3g}."
-            )
     if config is not None and not isinstance(config, GateTraining):
         raise InputError(f"config is a GateTraining; got {type(config).__name__}.")
+    if config is not None and sparsity is None and lam is None:
+        sparsity, lam = config.target, config.lam
+    kind, values = check_values(sparsity, lam, methods)
+    for value in values if kind == "sparsity" else ():
+        count = nearest_count(value, len(heads))
+        if not 0 < count < len(heads):
+            raise InputError(
+                f"sparsity {value:g} of {len(heads)} heads is {count} heads; "
+                f"give a share between {1 / len(heads):.3g} and {1 - 1 / len(heads):.3g}."
+            )
     if atlas is not None or "functional" in methods:
         grades_of(atlas, heads)
     if not isinstance(level, float) or not 0 < level < 1:
@@ -155,7 +166,10 @@ def check_values(
                 )
         return "sparsity", values
     if "l0" not in methods:
-        raise InputError(f"lam is the price of heads for l0; {', '.join(methods)} have none.")
+        raise InputError(
+            f"lam is the price of heads in the training of l0; got it for {', '.join(methods)}. "
+            "Say which share of the heads goes, or add l0."
+        )
     values = _numbers("lam", lam)
     if values[0] < 0:
         raise InputError(f"lam is a price in nats per token, at least 0; got {values[0]:g}.")
@@ -169,8 +183,8 @@ def is_random(method: str) -> bool:
 
 def _numbers(name: str, given: Any) -> tuple[float, ...]:
     found = []
-    for value in [given] if isinstance(given, int | float) else _listed(name, given):
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+    for value in [given] if isinstance(given, Real) else _listed(name, given):
+        if isinstance(value, bool) or not isinstance(value, Real) or value != value:
             raise InputError(f"{name} is a number or several; got {shown(value)}.")
         found.append(float(value))
     if not found:

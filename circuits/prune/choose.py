@@ -10,6 +10,7 @@ from ...interp.heads import HeadId
 from ...interp.texts import Documents
 from ..ablate.evaluate import Progress
 from .asked import Asked, is_random
+from .counts import nearest_count
 from .curve import Cut
 from .gate_result import GateResult
 from .methods import order_heads
@@ -72,7 +73,7 @@ class Chooser:
         start = next(reversed(self.trained.values()), None)
         checkpoint = None
         if self._kept is not None:
-            name = f"{self._asked.kind}-{value:g}".replace(".", "_")
+            name = f"{self._asked.kind}-{value!r}".replace(".", "_")
             checkpoint = self._kept / f"gates-{name}.safetensors"
         watch, config = self._watch, self._asked.training(value, warm=start is not None)
         result = train_gates(
@@ -123,4 +124,4 @@ class Chooser:
         """How many heads go for each value: as many as the gates close, if they are trained."""
         if "l0" in self._chosen:
             return [len(cut.heads) for cut in self._chosen["l0"]]
-        return [round(value * len(self._asked.heads)) for value in self._asked.values]
+        return [nearest_count(value, len(self._asked.heads)) for value in self._asked.values]

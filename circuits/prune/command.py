@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +18,9 @@ from ..console import (
     SeedOption,
     load_model,
 )
+from .live import live
 
-Progress = Callable[[str, int, int], None]
-Watch = Callable[[Mapping[str, Any]], None]
+FINETUNE = ("none", "full", "lora")
 
 
 def prune(
@@ -63,6 +63,10 @@ def prune(
     train_documents: Annotated[
         int, typer.Option(min=1, help="Documents to learn from, at most.")
     ] = 256,
+    copies: Annotated[
+        int,
+        typer.Option(min=0, help="Documents of repeated random tokens to learn from as well."),
+    ] = 0,
     eval_documents: Annotated[
         int, typer.Option(min=1, help="Documents to measure on; under 16 give no interval.")
     ] = 64,
@@ -81,22 +85,83 @@ def prune(
     shares = _numbers("target", target, "a share of the heads, above 0 and below 1", _is_share)
     prices = _numbers("lam", lam, "a price in nats per token, at least 0", _is_price)
     _check(methods, shares, prices, train, evaluate, out)
+    _check_training(finetune, recover, copies)
     config = _training(shares, prices, per, finetune, steps, recover, batch, seed)
     labels = _atlas(atlas, methods)
     loaded, tokenizer = load_model(model)
 
     from .prune import prune_heads
+    from .prune_file import UNFINISHED
 
-    with _live() as (report, watch):
+    if out is not None and (out / UNFINISHED).is_dir() and any((out / UNFINISHED).iterdir()):
+        print(f"going on from {out / UNFINISHED}", file=sys.stderr)
+    read: dict[str, Any] = {"seq_len": seq_len, "prepend_bos": bos}
+    text: Any = train
+    if copies:
+        text = _with_copies(loaded, tokenizer, train, train_documents, copies, seed, read)
+    with live() as (report, watch):
         found = prune_heads(
-            loaded, tokenizer, train, eval_texts=evaluate, method=methods, sparsity=shares or None,
+            loaded, tokenizer, text, eval_texts=evaluate, method=methods, sparsity=shares or None,
             lam=prices or None, config=config, atlas=labels, draws=draws,
-            train_documents=train_documents, eval_documents=eval_documents, seq_len=seq_len,
-            prepend_bos=bos, seed=seed, folder=out, progress=report, watch=watch,
+            train_documents=train_documents + copies, eval_documents=eval_documents, seed=seed,
+            folder=out, progress=report, watch=watch, **read,
         )  # fmt: skip
     _show(found, model)
     if out is not None:
-        print(f"wrote {out}: result.json, tables, and the pruned model in {out / 'model'}")
+        print(f"wrote {out}: {_written(found, out)}")
+
+
+def _with_copies(
+    model: Any,
+    tokenizer: Any,
+    train: Path | None,
+    documents: int,
+    copies: int,
+    seed: int,
+    read: Mapping[str, Any],
+) -> Any:
+    """The text to learn from, with repeated random tokens of a seed that nothing is measured on."""
+    from ...interp.texts import read_documents
+    from ...interp.tokens import context_length
+    from ..ablate.evaluate import repeated_probe
+    from .asked import default_seq_len
+
+    length = read["seq_len"] or default_seq_len(context_length(model))
+    text = read_documents(
+        train, model, tokenizer, n=documents, seq_len=length, prepend_bos=read["prepend_bos"],
+        seed=seed,
+    )  # fmt: skip
+    return text + repeated_probe(
+        model, tokenizer, prompts=copies, seq_len=length, prepend_bos=text.prompts.bos,
+        seed=seed + 1,
+    )  # fmt: skip
+
+
+def _written(found: Any, out: Path) -> str:
+    """What the folder holds."""
+    from .prune_file import MODEL
+    from .remove.pruned_file import reader_of
+
+    cut = found.cut()
+    if not (out / MODEL).is_dir():
+        return "result.json, tables, plots; no smaller model"
+    price = f" of λ {cut.asked:g}" if found.settings.get("asked") == "lam" else ""
+    return (
+        f"result.json, tables, plots, and in {out / MODEL} the model without the {len(cut.heads)} "
+        f"heads that {cut.method} chose{price}, for {reader_of(out / MODEL)}"
+    )
+
+
+def _check_training(finetune: str, recover: int, copies: int) -> None:
+    """Refuse what training cannot do, in the words of the command line."""
+    from ...interp.probes import MIN_PROMPTS
+
+    if finetune not in FINETUNE:
+        raise InputError(f"--finetune is one of {', '.join(FINETUNE)}; got {finetune!r}.")
+    if recover and finetune == "none":
+        raise InputError("--recover trains weights after the cut: add --finetune full or lora.")
+    if 0 < copies < MIN_PROMPTS:
+        raise InputError(f"--copies is 0, or at least {MIN_PROMPTS} documents; got {copies}.")
 
 
 def _check(
@@ -110,9 +175,11 @@ def _check(
     """Refuse what cannot be done, whatever the model."""
     from ...interp.files import read_text
     from .asked import check_values
-    from .folder import check_folder
     from .methods import check_methods
+    from .prune_file import check_folder
 
+    if shares and prices:
+        raise InputError("give --target or --lam, not both.")
     check_values(shares or None, prices or None, check_methods(methods))
     for path in (train, evaluate):
         if path is not None:
@@ -187,41 +254,6 @@ def _is_share(value: float) -> bool:
 
 def _is_price(value: float) -> bool:
     return 0 <= value < math.inf
-
-
-@contextmanager
-def _live() -> Iterator[tuple[Progress, Watch]]:
-    """A bar per stage, and beside that of the gates how they are doing, on a terminal alone."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    columns = (
-        TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(),
-        TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
-    )  # fmt: skip
-    console, note = Console(stderr=True), [""]
-    hidden = not console.is_terminal
-    with Bars(*columns, console=console, transient=True, disable=hidden) as bars:
-        tasks: dict[str, Any] = {}
-
-        def report(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total, note="")
-            said = note[0] if stage == "train gates" else ""
-            bars.update(tasks[stage], completed=done, total=total, note=said)
-
-        def watch(row: Mapping[str, Any]) -> None:
-            note[0] = _note(row)
-
-        yield report, watch
-
-
-def _note(row: Mapping[str, Any]) -> str:
-    return (
-        f"{row['asked']:g}: loss {row['loss_nats']:.3f}, expected L0 {row['expected_open']:.1f} "
-        f"({100 * row['open_probability']:.0f} % open), open now {row['open_heads']}"
-    )
 
 
 def _show(found: Any, name: str) -> None:

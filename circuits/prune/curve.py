@@ -92,8 +92,9 @@ def curve_of(
         ],
         columns=list(CUT_COLUMNS),
     )  # fmt: skip
-    (own,) = with_intervals([text.evaluation(cuts)], level=level, seed=seed)
-    (second,) = with_intervals([repeated.evaluation(cuts)], level=level, seed=seed)
+    with np.errstate(over="ignore"):  # a perplexity may be beyond all bounds
+        (own,) = with_intervals([text.evaluation(cuts)], level=level, seed=seed)
+        (second,) = with_intervals([repeated.evaluation(cuts)], level=level, seed=seed)
     second = second[list(_OF_SECOND)].add_prefix(SECOND)
     return pd.concat([said, own, second], axis=1)
 
@@ -143,7 +144,8 @@ def _differences(
     values = np.stack(
         [found.loss[own].mean(0) - found.loss[others].mean(0) for *_, own, others in pairs]
     )
-    weights = found.n / found.n.sum()
+    seen = found.n > 0
+    values, weights = values[:, seen], found.n[seen] / found.n.sum()
     estimate, n = values @ weights, len(weights)
     low = high = np.full(len(pairs), np.nan)
     if n >= MIN_PROMPTS:

@@ -1,41 +1,25 @@
-"""The folder that a pruning writes to and is taken up again in."""
+"""The folder that a pruning is taken up again in."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from ...interp.errors import InputError
+from ...interp.errors import InputError, one_line
 from .prune_file import RESULT, UNFINISHED
 from .prune_result import PruneResult
 
 
-def check_folder(folder: str | Path) -> Path:
-    """The folder to write to, new, empty, or of an earlier pruning.
-
-    Raises:
-        InputError: it is a file, or a folder of something else.
-    """
-    place = Path(folder)
-    try:
-        if place.exists() and not place.is_dir():
-            raise InputError(f"{str(folder)!r} is a file; give a folder to write to.")
-        content = {path.name for path in place.iterdir()} if place.exists() else set()
-    except (OSError, ValueError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"cannot read {str(folder)!r}: {error}.") from error
-    if content and not content & {RESULT, UNFINISHED}:
-        raise InputError(
-            f"{str(folder)!r} holds something else than a pruning; give a new or empty folder."
-        )
-    return place
-
-
 def finished_result(
-    folder: Path, identity: Mapping[str, str], methods: Collection[str]
+    folder: Path, identity: Mapping[str, str], settings: Mapping[str, Any]
 ) -> PruneResult | None:
     """The result of the same pruning, if the folder holds it whole.
+
+    Args:
+        folder: where to look.
+        identity: what kept numbers depend on.
+        settings: what else must be as in that run.
 
     Raises:
         InputError: it holds that of another one, or a result that is damaged.
@@ -48,8 +32,7 @@ def finished_result(
     known = found.settings.get("identity")
     other = [name for name, own in identity.items() if not isinstance(known, dict)
              or known.get(name) != own]  # fmt: skip
-    if set(found.methods) != set(methods):
-        other.append("methods")
+    other += [name for name, own in settings.items() if found.settings.get(name) != own]
     if other:
         raise InputError(
             f"{str(folder)!r} holds a finished pruning with other {', '.join(other)}. Choose "
@@ -67,6 +50,6 @@ def begin(folder: Path) -> Path:
     kept = folder / UNFINISHED
     try:
         kept.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write {str(folder)!r}: {error.strerror}.") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot write {str(folder)!r}: {one_line(error)}.") from error
     return kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -13,11 +13,19 @@ from torch import Tensor
 from ...interp.errors import InputError
 from ...interp.heads import HeadId
 from ..arguments import whole_number
+from .counts import nearest_count
 from .gates import Gates
+from .remove.remove import remove_heads
 from .settings import GateTraining
+from .working_copy import with_weights
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_MISSED = 0.05  # of all heads: by how much expected and kept heads may differ without a word
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class GateResult:
     """Trained gates.
 
@@ -85,8 +93,9 @@ class GateResult:
             sparsity = self.config.target
         reached = self._reachable()
         if n is None:
-            share = _share(sparsity)
-            n = min(reached, key=lambda count: abs(count - share * len(self.heads)))
+            n = nearest_count(_share(sparsity), len(self.heads), reached)
+        elif isinstance(n, float) and 0 < n < 1:
+            raise InputError(f"n is a number of heads; for a share write sparsity={n:g}.")
         elif whole_number("n", n, 0) not in reached:
             near = sorted(reached, key=lambda count: abs(count - n))[:2]
             raise InputError(
@@ -94,6 +103,46 @@ class GateResult:
                 f"{' or '.join(map(str, sorted(near)))} of {len(self.heads)}; got {n}."
             )
         return tuple(self.heads[i] for i in self._order()[:n])
+
+    def pruned(self, model: PreTrainedModel) -> PreTrainedModel:
+        """The model physically without the heads to cut, with the weights trained along if any.
+
+        Args:
+            model: the one that the gates were trained on. It is not changed.
+
+        Raises:
+            InputError: another model, or one that cannot be cut.
+        """
+        own = model if self.weights is None else with_weights(model, self.weights)
+        return remove_heads(own, self.removed())
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """What limits the choice of heads, in sentences."""
+        n, target, left = len(self.heads), self.config.target, self.expected_open
+        if target is None:
+            if self.closed:
+                return ()
+            return (f"λ = {self.config.lam:g} closes no head; raise it, or train longer (steps).",)
+        if abs(left - n * (1 - target)) <= max(1.0, _MISSED * n):
+            return ()
+        return (
+            f"gates have not come to their target: {left:.1f} of {n} heads are open in expectation "
+            f"and {n * (1 - target):.0f} are kept. Train longer (steps).",
+        )
+
+    def __repr__(self) -> str:
+        config, updates = self.config, len(self.history)
+        wanted = f"λ = {config.lam:g}" if config.target is None else f"target {config.target:g}"
+        kept = len(self.heads) - len(self.removed())
+        tuned = "frozen weights" if config.finetune is None else f"finetune={config.finetune!r}"
+        loss = f", loss {self.history['loss_nats'].iloc[-1]:.3f} nats/token" if updates else ""
+        lines = [
+            f"gates per {config.per}, {wanted}, {updates} updates, {tuned}: {kept} of "
+            f"{len(self.heads)} heads kept, {self.expected_open:.1f} open in expectation{loss}",
+            *self.caveats,
+        ]
+        return "\n  ".join(lines)
 
     def _order(self) -> np.ndarray:
         return np.argsort(self.gates["log_alpha"].to_numpy(), kind="stable")
@@ -124,7 +173,7 @@ def reached_share(gates: Gates, target: float) -> float:
     if len(sizes) > 1:
         return target
     size = sizes.pop()
-    cut = size * round(target * n / size)
+    cut = nearest_count(target, n, range(0, n + 1, size))
     if not 0 < cut < n:
         raise InputError(
             f"target {target:g} of {n} heads is {cut} heads; give one between "

@@ -18,7 +18,9 @@ from ...interp.heads import HeadId
 from ...interp.probes import Prompts
 from ...interp.sites import attention_sites
 from ...interp.weights import head_weights
+from ..ablate.evaluate import MOST_LOGITS
 from ..behaviour import has_next
+from ..causal.decoder import output_head
 from .gates import Gates, gate_edit
 from .text_loss import Batch, predicting
 from .working_copy import frozen_copy
@@ -43,6 +45,7 @@ class GateGradients:
         InputError: documents none of which predicts anything, or a model that cannot be copied.
     """
 
+    @torch.inference_mode(False)
     def __init__(self, model: Any, prompts: Prompts) -> None:
         self._prompts = predicting(prompts)
         self._n_tokens = has_next(self._prompts).sum(1)
@@ -50,6 +53,7 @@ class GateGradients:
         self._gates = Gates(attention_sites(self._twin))
         self.heads = self._gates.heads
 
+    @torch.inference_mode(False)
     def at(self, removed: Collection[HeadId] = ()) -> Float[np.ndarray, "document head"]:
         """The derivatives where some heads are removed.
 
@@ -59,7 +63,9 @@ class GateGradients:
         gone = set(removed)
         start = torch.tensor([float(head not in gone) for head in self.heads]).double()
         device = embedding_weight(self._twin).device
-        size = max(1, BATCH_TOKENS // self._prompts.ids.shape[1])
+        vocab = len(output_head(self._twin).weight)
+        tokens = min(BATCH_TOKENS, MOST_LOGITS // vocab)
+        size = max(1, tokens // self._prompts.ids.shape[1])
         current: list[Tensor] = []
         edit = gate_edit(self._gates, lambda: current[0])
         found = []

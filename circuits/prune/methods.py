@@ -16,6 +16,8 @@ from ..ablate.evaluate import Progress, evaluate
 from ..arguments import whole_number
 from ..atlas import HeadAtlas
 from ..causal.decoder import check_decoder
+from .gate_result import reached_share
+from .gates import Gates
 from .importance import GateGradients, magnitude, michel, taylor
 from .settings import GateTraining
 from .train import train_gates
@@ -245,6 +247,13 @@ def _l0(task: _Task, config: GateTraining | None, seed: int) -> tuple[HeadId, ..
     wanted = GateTraining(target=share, seed=seed) if config is None else replace(
         config, target=share, lam=None
     )  # fmt: skip
+    if wanted.per == "group":
+        reached = reached_share(Gates(task.sites, "group"), share)
+        if reached != share:
+            raise InputError(
+                f"whole groups of {len(task.every)} heads do not add up to {task.n}; the nearest "
+                f"number is {round(reached * len(task.every))}."
+            )
     result = train_gates(task.model, task.documents, config=wanted, progress=task.progress)
     return result.removed(task.n)
 

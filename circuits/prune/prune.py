@@ -24,10 +24,11 @@ from ..fingerprint import fingerprint_model, fingerprint_prompts
 from .asked import Asked, check_asked
 from .choose import Chooser
 from .curve import Cut, Losses, curve_of, differences_of
-from .folder import begin, check_folder, finished_result
+from .folder import begin, finished_result
+from .gate_result import GateResult
 from .held_out import Material, Reading, read_material
 from .progress_file import ProgressFile, loss_key
-from .prune_file import GATE_COLUMNS, LABEL_COLUMNS
+from .prune_file import GATE_COLUMNS, LABEL_COLUMNS, check_folder
 from .prune_result import PruneResult, Source
 from .settings import GateTraining
 from .survivors import labels_of
@@ -80,16 +81,16 @@ def prune_heads(
         eval_texts: to measure on, likewise; None: up to a third of the documents of `texts` is held
             out. It must not share text with `texts`.
         method: one or several of `METHODS`; the first is compared with the others.
-        sparsity: one or several shares of heads to remove, in (0, 1); None: one half, unless `lam`
-            is given.
+        sparsity: one or several shares of heads to remove, in (0, 1); None: what `config` says, or
+            one half, unless `lam` is given.
         lam: one or several prices of a head in nats/token instead, for `l0`: what closes at that
             price is removed. Other methods then remove as many.
-        config: how gates are trained; its `target` or `lam` is replaced by those asked for.
+        config: how gates are trained; `sparsity` or `lam`, if given, replace its own.
         atlas: labels of the model, for `functional` and for `PruneResult.survivors`.
         draws: of `random` and `layer_random`.
         train_documents: documents to learn from, at most; None: all that there are.
-        eval_documents: documents of either sort to measure on; text gives at most as many, and
-            under 16 give no interval.
+        eval_documents: documents of either sort to measure on; text gives at most as many (of
+            `Documents` a seeded choice), and under 16 give no interval.
         seq_len: tokens per document; None: 128, or the model's context.
         prepend_bos: True, False, or None for the tokenizer's habit.
         level: simultaneous coverage of the intervals.
@@ -146,12 +147,12 @@ class _Run:
 
     def finish(self) -> PruneResult:
         """Choose, measure and write, method after method."""
-        kept, place, methods = None, self.folder, self.asked.methods
+        kept, place = None, self.folder
+        self.identity.update(self._identify())
         if place is not None:
-            self.identity.update(self._identify())
-            done = finished_result(place, self.identity, methods)
+            done = finished_result(place, self.identity, self._compared())
             if done is not None:
-                return done
+                return replace(done, source=Source(self.model, self.tokenizer, {}))
             kept = begin(place)
         file = ProgressFile(None if kept is None else kept / "progress.json", self.identity)
         chooser = Chooser(
@@ -167,7 +168,7 @@ class _Run:
             cuts += new
             result = self._result(cuts, found, chooser, number + 1 == len(order))
             if place is not None:
-                result.save(place, model=result.finished)
+                result = _saved(result, place)
         if kept is not None:
             shutil.rmtree(kept)
         assert result is not None  # there is a method at least
@@ -232,18 +233,22 @@ class _Run:
             asked.heads, ordered, curve,
             tables[0] if len(tables) == 1 else pd.concat(tables[1:], ignore_index=True),
             differences_of(ordered, losses, asked.level, asked.seed), labels,
-            self._caveats(), self._settings(), finished,
+            self._caveats(chooser.trained), self._settings(), finished,
             Source(self.model, self.tokenizer, dict(chooser.trained)),
         )  # fmt: skip
 
-    def _caveats(self) -> tuple[str, ...]:
+    def _caveats(self, trained: Mapping[float, GateResult]) -> tuple[str, ...]:
         said, config = [], self.asked.config
-        few = len(self.material.text)
+        for value, found in trained.items():
+            said += [f"{self.asked.kind} {value:g}: {sentence}" for sentence in found.caveats]
+        few = int(measured_rows(self.material.text.prompts).any(1).sum())
         if few < 16:
             said.append(f"{few} documents of held-out text: no interval, which takes 16.")
         others = [name for name in self.asked.methods if name != "l0"]
         if config is not None and config.finetune is not None and others:
             said.append(f"weights were trained along for l0 alone, not for {', '.join(others)}.")
+        if config is not None and config.per != "head" and others:
+            said.append(f"whole groups are cut by l0 alone, single heads by {', '.join(others)}.")
         return tuple(said)
 
     def _settings(self) -> dict[str, Any]:
@@ -257,6 +262,11 @@ class _Run:
             "repeated": {"origin": material.repeated.origin, **_size(material.repeated)},
         }
 
+    def _compared(self) -> dict[str, Any]:
+        """What a finished result must have been asked for, beside its identity."""
+        settings = self.asked.settings()
+        return {name: settings[name] for name in ("methods", "draws", "atlas")}
+
     def _identify(self) -> dict[str, str]:
         """What kept numbers depend on; methods may be added to an unfinished run."""
         settings = {
@@ -265,7 +275,7 @@ class _Run:
         }  # fmt: skip
         material = self.material
         return {
-            "weights": fingerprint_model(self.model),
+            "weights or config": fingerprint_model(self.model),
             "settings": json.dumps(settings, sort_keys=True),
             **{
                 name: fingerprint_prompts(own.prompts)
@@ -275,6 +285,19 @@ class _Run:
                 )
             },
         }  # fmt: skip
+
+
+def _saved(result: PruneResult, folder: Path) -> PruneResult:
+    """The result as it was written: without a model where heads cannot be cut out of it."""
+    pruned, cut = None, result.cut()
+    if result.finished and cut.heads:
+        try:
+            pruned = result.pruned()
+        except InputError as error:  # the figures are not lost with it
+            told = f"the folder holds no smaller model: {error}"
+            result = replace(result, caveats=(*result.caveats, told))
+    result.write(folder, cut, pruned)
+    return result
 
 
 def _size(documents: Documents) -> dict[str, int]:

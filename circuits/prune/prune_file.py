@@ -45,16 +45,43 @@ _TABLES = {
 }  # fmt: skip
 
 
-def write_result(folder: Path, fields: Mapping[str, Any]) -> None:
+def check_folder(folder: str | Path) -> Path:
+    """The folder to write to, new, empty, or of an earlier pruning.
+
+    Raises:
+        InputError: it is a file, or a folder of something else.
+    """
+    place = Path(folder)
+    try:
+        if place.exists() and not place.is_dir():
+            raise InputError(f"{str(folder)!r} is a file; give a folder to write to.")
+        content = {path.name for path in place.iterdir()} if place.exists() else set()
+    except (OSError, ValueError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"cannot read {str(folder)!r}: {one_line(error)}.") from error
+    if content and not content & {RESULT, UNFINISHED}:
+        raise InputError(
+            f"{str(folder)!r} holds something else than a pruning; give a new or empty folder."
+        )
+    return place
+
+
+def write_result(folder: Path, fields: Mapping[str, Any], model: Cut | None = None) -> None:
     """Write the fields of a result to a folder, `result.json` last; each file whole or not at all.
+
+    Args:
+        folder: made if it does not exist.
+        fields: of the result, and its `summary`.
+        model: the cut whose model is written beside it.
 
     Raises:
         InputError: the folder cannot be written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {str(folder)!r}: {error.strerror}.") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot make the folder {str(folder)!r}: {one_line(error)}.") from error
     for name in ("curve", "gates", "differences"):
         with atomic_write(folder / f"{name}.parquet") as partial:
             fields[name].to_parquet(partial, index=False)
@@ -66,6 +93,7 @@ def write_result(folder: Path, fields: Mapping[str, Any]) -> None:
         "caveats": [*fields["caveats"]],
         "heads": [str(head) for head in fields["heads"]],
         "cuts": [_cut_record(cut) for cut in fields["cuts"]],
+        "model": None if model is None else _cut_record(model),
         **{name: plain_records(fields[name]) for name in _TABLES},
     }
     with atomic_write(folder / RESULT) as partial:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from ...interp.errors import InputError
 from ...interp.heads import HeadId
+from ...interp.plots import write_figure
 from ..atlas import HeadAtlas
 from .curve import SECOND, Cut
 from .gate_result import GateResult
-from .prune_file import MODEL, read_result, write_result
+from .prune_file import MODEL, check_folder, read_result, write_result
 from .remove.files import save_pruned
 from .remove.remove import remove_heads
 from .survivors import labels_of, survivors_of
@@ -88,7 +91,7 @@ class PruneResult:
         Raises:
             InputError: there is no such cut.
         """
-        return self._cut(method, sparsity, draw).heads
+        return self.cut(method, sparsity, draw).heads
 
     def pruned(self, method: str | None = None, sparsity: float | None = None) -> PreTrainedModel:
         """The model physically without the heads, with the weights trained along if there are any.
@@ -101,12 +104,17 @@ class PruneResult:
             InputError: there is no such cut, the result was loaded from a folder, or the model
                 cannot be cut.
         """
-        cut, source = self._cut(method, sparsity, 0), self.source
+        cut, source = self.cut(method, sparsity, 0), self.source
         if source is None:
             raise InputError(
                 "a loaded result has no model with it. Load the one in its folder with "
                 f"load_pruned(folder / {MODEL!r}), or cut yours: remove_heads(model, "
                 "result.removed())."
+            )
+        if cut.finetuned and cut.asked not in source.trained:
+            raise InputError(
+                "this result was found finished in its folder, and the weights trained along are "
+                f"in the model there alone: load_pruned(folder / {MODEL!r})."
             )
         weights = source.trained[cut.asked].weights if cut.finetuned else None
         model = source.model if weights is None else with_weights(source.model, weights)
@@ -190,12 +198,13 @@ class PruneResult:
         method: str | None = None,
         sparsity: float | None = None,
     ) -> Path:
-        """Write a folder: `result.json`, tables as Parquet, and the model without the heads.
+        """Write a folder: `result.json`, tables as Parquet, plots, and the model without the heads.
 
         Args:
             folder: made if it does not exist.
-            model: whether to write the pruned model too, to `model/` in it (`save_pruned`).
-            method: which cut of it; None: of the first method.
+            model: whether to write the model of one cut too, to `model/` in it (`save_pruned`); a
+                cut without heads has none.
+            method: which cut; None: of the first method.
             sparsity: None: the largest cut.
 
         Returns:
@@ -204,12 +213,38 @@ class PruneResult:
         Raises:
             InputError: it cannot be written, there is no such cut, or the model cannot be cut.
         """
-        target = Path(folder)
-        pruned = self.pruned(method, sparsity) if model else None  # before anything is written
-        write_result(target, {**self.__dict__, "summary": repr(self)})
+        cut = self.cut(method, sparsity, 0) if model else None
+        pruned = None  # made before anything is written
+        if cut is not None and cut.heads:
+            pruned = self.pruned(method, sparsity)
+        self.write(folder, cut, pruned)
+        return Path(folder)
+
+    def write(self, folder: str | Path, cut: Cut | None, pruned: PreTrainedModel | None) -> None:
+        """Write a folder: what was found, plots of a finished result, and the model of one cut.
+
+        Args:
+            folder: made if it does not exist.
+            cut: which one `pruned` is of.
+            pruned: the model; None: none is left in the folder.
+
+        Raises:
+            InputError: the folder is of something else, or cannot be written.
+        """
+        target = check_folder(folder)
+        written = None if pruned is None else cut
+        write_result(target, {**self.__dict__, "summary": repr(self)}, written)
+        if pruned is None and (target / MODEL).is_dir():  # of an earlier result in this folder
+            shutil.rmtree(target / MODEL)
+        if self.finished:
+            self._save_plots(target)
         if pruned is not None and self.source is not None:
             save_pruned(pruned, target / MODEL, tokenizer=self.source.tokenizer)
-        return target
+
+    def _save_plots(self, folder: Path) -> None:
+        write_figure(self.plot(), folder / "curve.html")
+        if self.settings.get("atlas"):
+            write_figure(self.plot_survivors(), folder / "survivors.html")
 
     @classmethod
     def load(cls, folder: str | Path) -> PruneResult:
@@ -225,7 +260,12 @@ class PruneResult:
             raise InputError(f"heads were removed by {', '.join(self.methods)}; got {method!r}.")
         return method
 
-    def _cut(self, method: str | None, sparsity: float | None, draw: int) -> Cut:
+    def cut(self, method: str | None = None, sparsity: float | None = None, draw: int = 0) -> Cut:
+        """One of `cuts`, named as in `removed`.
+
+        Raises:
+            InputError: there is no such cut.
+        """
         if not self.cuts:
             raise InputError("nothing was cut yet; run it to its end.")
         name = self.methods[0] if method is None else self._known(method)
@@ -244,7 +284,8 @@ class PruneResult:
     def __repr__(self) -> str:
         state = "" if self.finished else "unfinished: "
         lines = [
-            f"{state}{len(self.heads)} heads, {len(self.cuts)} cuts by {', '.join(self.methods)}"
+            f"{state}{len(self.heads)} heads, {len(self.cuts)} cut{'s' * (len(self.cuts) != 1)} by "
+            f"{', '.join(self.methods)}"
         ]
         whole = self.curve.iloc[0].to_dict()
         lines.append(
@@ -254,21 +295,26 @@ class PruneResult:
         groups: dict[Any, list[Row]] = {}
         for row in self.curve.to_dict("records")[1:]:
             groups.setdefault((row["method"], row["asked"]), []).append(row)
-        lines += [f"  {_line(own)}" for own in groups.values()]
+        lines += [f"  {_line(own, self.settings.get('asked'))}" for own in groups.values()]
         return "\n".join([*lines, *(f"  {sentence}" for sentence in self.caveats)])
 
 
-def _line(own: Sequence[Row]) -> str:
-    """One cut, or the mean over draws and their range."""
+def _line(own: Sequence[Row], kind: Any) -> str:
+    """One cut with its interval, or the mean over draws and what they range over."""
     first, n = own[0], len(own)
     deltas = [row["delta_loss_nats"] for row in own]
     delta = sum(deltas) / n
     draws = f" ({n} draws)" if n > 1 else ""
     ends = (min(deltas), max(deltas)) if n > 1 else (first["delta_low"], first["delta_high"])
     interval = "" if math.isnan(ends[0]) else f" [{ends[0]:+.4f}, {ends[1]:+.4f}]"
+    if n > 1:
+        interval = f" (from {ends[0]:+.4f} to {ends[1]:+.4f})"
     second = sum(row[f"{SECOND}delta_loss_nats"] for row in own) / n
-    said = f"{first['method']}{draws} −{first['n_removed']}"
+    with np.errstate(over="ignore"):
+        perplexity = np.exp(delta)
+    price = f" λ {first['asked']:g}" if kind == "lam" else ""
+    said = f"{first['method']}{draws}{price} −{first['n_removed']}"
     return (
-        f"{said:24} loss {delta:+.4f}{interval}, perplexity × {math.exp(delta):.4g}, second copies "
+        f"{said:24} loss {delta:+.4f}{interval}, perplexity × {perplexity:.4g}, second copies "
         f"{second:+.4f}{', fine-tuned' * first['finetuned']}"
     )

@@ -151,7 +151,7 @@ _REAL: dict[str, tuple[float, float, bool]] = {
     "multiplier_lr": (0.0, math.inf, True), "model_lr": (0.0, math.inf, True),
     "lr_warmup": (0.0, 1.0, False), "penalty_warmup": (0.0, 1.0, False),
     "clip": (0.0, math.inf, True), "stiffness": (0.0, math.inf, False),
-    "beta": (0.0, 1.0, False), "init": (-20.0, 20.0, False),
+    "beta": (0.01, 1.0, False), "init": (-20.0, 20.0, False),
 }  # fmt: skip
 
 

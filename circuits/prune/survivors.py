@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,11 @@ def labels_of(atlas: HeadAtlas, heads: Sequence[HeadId]) -> pd.DataFrame:
         for kind, grade in kinds.items()
     ]
     return pd.DataFrame(rows, columns=list(LABEL_COLUMNS))
+
+
+def fingerprint_labels(atlas: HeadAtlas, heads: Sequence[HeadId]) -> str:
+    """SHA-256 of the labels of an atlas."""
+    return hashlib.sha256(labels_of(atlas, heads).to_csv().encode()).hexdigest()
 
 
 def survivors_of(

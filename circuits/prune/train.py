@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...interp.errors import InputError
 from ...interp.probes import Prompts
 from ...interp.sites import check_model
@@ -19,6 +21,7 @@ from .training import Progress, Training
 __all__ = ["GateResult", "GateTraining", "train_gates"]
 
 
+@torch.inference_mode(False)
 def train_gates(
     model: Any,
     documents: Any,
@@ -92,5 +95,8 @@ def train_gates(
 def _read_prompts(documents: Any) -> Prompts:
     prompts = getattr(documents, "prompts", documents)
     if not isinstance(prompts, Prompts):
-        raise InputError(f"documents are a Prompts; got {type(documents).__name__}.")
+        raise InputError(
+            f"documents are what read_documents gives; got {type(documents).__name__}. Write "
+            "read_documents(texts, model, tokenizer, n=256, seq_len=128)."
+        )
     return predicting(prompts)

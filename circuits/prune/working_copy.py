@@ -81,7 +81,10 @@ def with_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> PreTr
     twin = frozen_copy(model)
     twin.load_state_dict(weights, assign=True)
     twin.tie_weights()
-    return twin
+    needs = {name: weight.requires_grad for name, weight in model.named_parameters()}
+    for name, weight in twin.named_parameters():
+        weight.requires_grad_(needs[name])
+    return twin.train(model.training)
 
 
 def recompute_blocks(blocks: Blocks) -> None:

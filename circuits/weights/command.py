@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ...interp.errors import InputError
-from ..console import names_between_commas
+from ..console import load_model, names_between_commas
 
 Model = Annotated[
     str, typer.Argument(help="tiny, smollm2-135m, a .gguf file, a local directory, or a hub id.")
@@ -45,12 +45,11 @@ def compose(
     from rich.console import Console
     from rich.markup import escape
 
-    from ...interp.load import load
     from .compose import composition
     from .show import show_composition
 
+    loaded, _ = load_model(model)
     with Console(stderr=True).status(f"composing the heads of {escape(model)}"):
-        loaded, _ = load(model)
         found = composition(loaded, kinds=kinds, delta=delta, up_to_norms=up_to_norms)
     if chosen:
         found = found.of_heads(chosen)

@@ -167,12 +167,8 @@ def _reloaded(subject: Subject, trained: Any, folder: Path) -> str:
             f"| {name} | {before:.4f} | {after:.4f} | {after / before - 1:+.1%} | {alike:.4f} |"
         )
     lines += ["", "| of a sequence | before | after | ratio |", "|---|---|---|---|"]
-    report = ha.removal_report(model, smaller, seq_len=LENGTH).frame
-    for row in report.to_dict("records"):
-        lines.append(
-            f"| {row['quantity']} | {row['before']:,.4g} | {row['after']:,.4g} "
-            f"| × {row['ratio']:.2f} |"
-        )
+    report = ha.removal_report(model, smaller, seq_len=LENGTH).table()
+    lines += [f"| {' | '.join(map(str, row))} |" for row in report.to_numpy(object).tolist()]
     pruning = pruning_of(smaller)
     if pruning is not None:
         after = labels_after(subject.atlas, ha.classify(smaller, tokenizer), pruning)

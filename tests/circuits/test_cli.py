@@ -64,6 +64,28 @@ def test_plot_writes_a_page(tmp_path, command):
     assert "<script>alert(1)" not in page
 
 
+def test_commands_take_a_pruned_model(tmp_path, command):
+    import headatlas as ha
+
+    model, tokenizer = ha.load("tiny")
+    folder, page = tmp_path / "smaller", tmp_path / "page.html"
+    smaller = ha.remove_heads(model, [f"L0H{head}" for head in range(8)] + ["L1H2"])
+    ha.save_pruned(smaller, folder, tokenizer=tokenizer)
+    done = command("plot", folder, "--heads", "L0H6", "-o", page)
+    assert done.status == 0, done.error
+    assert "L0H6" in page.read_text()
+    done = command("plot", folder, "--heads", "L0H7", "-o", page)
+    assert done.status == 2
+    assert "L0H7" in done.error
+    done = command("classify", folder, "--kinds", "induction", "--prompts", 16, "--seq-len", 32)
+    assert done.status == 0, done.error
+    assert "23 heads" in done.out
+    done = command("cost", folder)
+    assert done.status == 0, done.error
+    assert "1 × GQA, d_model 128, 7 heads of 16, 4 KV heads" in done.out
+    assert "2 × GQA, d_model 128, 8 heads of 16, 4 KV heads" in done.out
+
+
 def unusable_models(folder):
     """A model with a NaN weight and one without attention, as local directories."""
     from transformers import GPT2Config, GPT2LMHeadModel, MambaConfig, MambaForCausalLM

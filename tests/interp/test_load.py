@@ -1,5 +1,6 @@
 import json
 import logging as python_logging
+import shutil
 
 import pytest
 import torch
@@ -37,6 +38,14 @@ def test_a_folder_gives_the_saved_weights_and_tokenizer(llama, saved):
     assert all(p.requires_grad for p in model.parameters())
     ids = torch.tensor([tokenizer("the cat")["input_ids"]])
     torch.testing.assert_close(model(ids).logits, llama(ids).logits)
+
+
+def test_a_pruned_model_is_named_as_one(saved, tmp_path):
+    """Its config counts heads that its weights lack, so nothing here could read it."""
+    folder = shutil.copytree(saved, tmp_path / "pruned")
+    (folder / "pruned.json").write_text("{}")
+    message = refused(folder, "is a pruned model", f"headatlas.load_pruned({str(folder)!r})")
+    assert "ignore_mismatched_sizes" not in message
 
 
 def test_dtype_is_applied_and_must_be_floating(saved):

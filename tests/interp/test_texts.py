@@ -109,7 +109,9 @@ def test_strings_are_documents_of_their_own(tiny):
 def test_repeated_windows_are_read_once_and_said(tiny):
     documents = read(["a dog", "a cat", "a dog"], tiny)
     assert len(documents) == 2
-    assert documents.origin == "3 texts, 1 repeated windows left out"
+    assert documents.origin == "3 texts, 1 repeated window left out"
+    again = read(["a dog", "a dog", "a dog"], tiny)
+    assert again.origin == "3 texts, 2 repeated windows left out"
 
 
 @pytest.mark.parametrize("bos", [True, False, None])
@@ -123,6 +125,19 @@ def test_tokens_and_ids_give_what_the_text_gives(tiny, bos, side):
     documents = read(ids, tiny, prepend_bos=bos)
     assert tokens_of(documents) == tokens_of(read(texts[:1], tiny, prepend_bos=bos))
     assert documents.prompts.bos is (bos is not False)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint16", "uint64", ">i4", "int8"])
+def test_arrays_of_ids_are_read_as_tensors_are(dtype):
+    ids = torch.tensor([[0, 5, 6, 7], [0, 1, 2, 3]])
+    array = ids.numpy().astype(dtype)
+    read_only = array.copy()
+    read_only.flags.writeable = False
+    expected = read_documents(ids, llama(), None, n=None, seq_len=4)
+    for source in (array, array[::-1][::-1], np.asfortranarray(array), read_only):
+        documents = read_documents(source, llama(), None, n=None, seq_len=4)
+        assert tokens_of(documents) == tokens_of(expected)
+        assert documents.origin == "2 rows of ids"
 
 
 def test_rows_of_ids_are_cut_and_each_window_gets_the_bos():
@@ -227,9 +242,26 @@ BAD = {
     "bytes": ([b"a dog"], "text 0 is a bytes"),
     "a surrogate": (["a dog", "a \ud800"], "text 1 holds a lone surrogate"),
     "a surrogate in a row": (Rows([{"text": "\udfff"}]), "text of row 0 holds a lone surrogate"),
-    "a number among texts": (["a", 3], "text 1 is a int"),
+    "a number among texts": (["a", 3], "text 1 is of type int, not a string"),
     "text for a path": ("a dog\nran", "passed as a list of strings"),
-    "a missing file": ("no such file.txt", "no file"),
+    "a missing file": ("no such file.txt", "no file 'no such file.txt'; a string is the path"),
+    "text that names no file": ("a cat sat.", r"passed as a list of strings, \[text\]"),
+    "text too long for a name": ("a cat sat. " * 99, r"passed as a list of strings, \[text\]"),
+    "text with a NUL": ("a\0cat", r"no file 'a\\x00cat'; .* list of strings"),
+    "a surrogate for a path": ("a\udfff", "passed as a list of strings"),
+    "a missing path": (Path("no such file.txt"), "no file .* give the path of a UTF-8 text file"),
+    "a folder": (str(Path(__file__).parent), "is a folder"),
+    "lists of ids": ([[5, 6], [7]], "text 0 is of type list, not a string. Pass token ids"),
+    "a list of ids": ((5, 6), "text 0 is of type int, not a string. Pass token ids"),
+    "a list of arrays": ([np.array([5])], "text 0 is of type ndarray, not a string"),
+    "a list of tensors": ([torch.tensor([5])], "text 0 is of type Tensor, not a string"),
+    "an array of one axis": (np.array([5, 6]), r"whole numbers \[batch, pos\]; got int64 \(2,\)"),
+    "an array of floats": (np.ones((1, 2)), r"got float64 \(1, 2\)"),
+    "an array of truths": (np.ones((1, 2), bool), r"got bool \(1, 2\)"),
+    "an array of texts": (np.array([["a dog"]]), "Texts are passed as a list of strings"),
+    "a masked array": (np.ma.array([[5, 6]], mask=[[0, 1]]), "got masked int64"),
+    "an array of nothing": (np.ones((0, 3), int), "integer ids"),
+    "an array beyond the vocabulary": (np.array([[5, 5000]]), "must lie in 0..1023"),
     "records": ("rows.jsonl", "holds records"),
     "ids out of the vocabulary": (torch.tensor([[5, 5000]]), "must lie in 0..1023"),
     "negative ids": (torch.tensor([[5, -1]]), "must lie in 0..1023"),
@@ -312,6 +344,28 @@ def test_any_strings_are_read_or_refused(tiny, texts, seq_len):
         return
     assert documents.prompts.ids.shape[1] <= seq_len
     assert len(documents.fingerprints()) == len(documents)
+
+
+@FUZZ
+@given(st.text(max_size=40))
+def test_any_string_that_names_no_file_is_refused(tiny, text):
+    with pytest.raises(InputError, match=r"is the path of a text file|holds records|is a folder"):
+        read(text, tiny)
+
+
+@FUZZ
+@given(
+    st.sampled_from(["int64", "uint8", "float32", "bool", "complex64", "U3", "S3", "O", "M8[s]"]),
+    st.lists(st.integers(0, 3), max_size=3),
+)
+def test_any_array_is_read_or_refused(tiny, dtype, shape):
+    array = np.full(shape, 5).astype(dtype)
+    try:
+        documents = read(array, tiny, n=3)
+    except InputError:
+        assert dtype not in ("int64", "uint8") or len(shape) != 2 or not shape[0] or shape[1] < 2
+        return
+    assert documents.prompts.ids.shape[1] > 1
 
 
 CELLS = st.recursive(
@@ -410,6 +464,8 @@ def test_documents_say_what_they_are(tiny):
     documents = read(["a cat"], tiny)
     assert isinstance(documents, Documents)
     assert repr(documents) == "<1 document of up to 4 tokens, 4 in all, with a BOS; 1 text>"
+    single = Documents(Prompts("text", np.ones((2, 1), int), np.ones((2, 1), bool), False), "a")
+    assert repr(single) == "<2 documents of up to 1 token, 2 in all, without a BOS; a>"
 
 
 def test_documents_of_two_sorts_go_together(tiny):

@@ -44,12 +44,14 @@ def save_pruned(
     """Write a model that `remove_heads` made to a folder.
 
     A model that its family's config can hold (`pruning_of(model).ordinary`) becomes an ordinary
-    checkpoint, for `from_pretrained`; any other is read by `load_pruned`, which reads both.
+    checkpoint, for `from_pretrained`, without `pruned.json`; any other is read by `load_pruned`,
+    which reads both. `pruning_of(model).saved_as` says which it is, and why.
 
     Args:
         model: the pruned model.
-        folder: made if it does not exist. Files of a model in it are replaced; `pruned.json` is
-            written last, so an interrupted write never looks whole.
+        folder: made if it does not exist. The weights of a model in it go first and the new ones
+            come last, after them `pruned.json` where there is one, so that an interrupted write is
+            never read as a whole model.
         tokenizer: saved beside it.
 
     Returns:
@@ -72,7 +74,7 @@ def save_pruned(
     pruning = pruning_of(model)
     try:
         target.mkdir(parents=True, exist_ok=True)
-        for stale in (target / FILE, target / f"{_WEIGHTS}.index.json"):
+        for stale in (target / _WEIGHTS, target / f"{_WEIGHTS}.index.json", target / FILE):
             stale.unlink(missing_ok=True)
         with quiet():
             if tokenizer is not None:

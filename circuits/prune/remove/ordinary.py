@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from ....interp.errors import one_line
 from ....interp.pretrained import quiet
 from .compare import distance, limit_of, probe_logits
 from .cut import Cut
@@ -18,8 +19,8 @@ from .cut import Cut
 
 def ordinary_model(
     model: PreTrainedModel, cuts: Sequence[Cut], wanted: Tensor
-) -> PreTrainedModel | None:
-    """The pruned model, rebuilt from its class and a changed config; None where none holds it.
+) -> tuple[PreTrainedModel | None, str]:
+    """The pruned model, rebuilt from its class and a changed config; else None, and why not.
 
     The config must survive being written and read, the class built from it must have the pruned
     weights' names and shapes, and its logits must be those wanted.
@@ -29,21 +30,40 @@ def ordinary_model(
         cuts: what was cut out of it.
         wanted: `probe_logits` of the masked model.
     """
-    if any(not cut.kept for cut in cuts):
-        return None
-    counts = {(len(cut.kept), len(cut.kv_kept)) for cut in cuts}
-    if len(counts) > 1 or not all(cut.even for cut in cuts):
-        return None
-    (n, n_kv), d = counts.pop(), cuts[0].d_head
-    for config in _configs(model.config, n, n_kv, d):
-        made = _build(model, config)
+    unequal = _unequal(cuts)
+    if unequal:
+        return None, unequal
+    n, n_kv, d = len(cuts[0].kept), len(cuts[0].kv_kept), cuts[0].d_head
+    refusals: list[str] = []
+    for config in _configs(model.config, (n, n_kv, d), refusals):
+        made = _build(model, config, refusals)
         if made is not None and distance(probe_logits(made), wanted) <= limit_of(model.dtype):
-            return made
-    return None
+            return made, ""
+    kind = type(model.config).__name__
+    why = f" ({refusals[0]})" if refusals else ""
+    return None, f"{kind} cannot hold {n} heads of {d} in every layer{why}"
 
 
-def _configs(config: Any, n: int, n_kv: int, d_head: int) -> Iterator[Any]:
+def _unequal(cuts: Sequence[Cut]) -> str:
+    """Why no config could hold the cuts, whatever its family; empty if one could."""
+    if any(not cut.kept for cut in cuts):
+        return "a layer keeps no head"
+    for what, counts in (
+        ("heads", {len(cut.kept) for cut in cuts}),
+        ("key-value heads", {len(cut.kv_kept) for cut in cuts}),
+    ):
+        if len(counts) > 1:
+            return (
+                f"layers keep from {min(counts)} to {max(counts)} {what}, a config says one number"
+            )
+    if not all(cut.even for cut in cuts):
+        return "key-value heads of a layer serve unequal numbers of query heads"
+    return ""
+
+
+def _configs(config: Any, sizes: tuple[int, int, int], refusals: list[str]) -> Iterator[Any]:
     """Ways to write fewer heads into a config: with its own width of a head, or with it named."""
+    n, n_kv, d_head = sizes
     for named in (False, True):
         changed = copy.deepcopy(config)
         text = changed.get_text_config()
@@ -55,7 +75,8 @@ def _configs(config: Any, n: int, n_kv: int, d_head: int) -> Iterator[Any]:
             for key, value in entries.items():
                 setattr(text, key, value)
             again = type(changed).from_dict(changed.to_dict())
-        except Exception:  # configs refuse numbers in whatever way they like
+        except Exception as error:  # configs refuse numbers in whatever way they like
+            refusals.append(one_line(error.__cause__ or error))
             continue
         kept = again.get_text_config()
         if all(getattr(kept, key, None) == value for key, value in entries.items()):
@@ -64,7 +85,7 @@ def _configs(config: Any, n: int, n_kv: int, d_head: int) -> Iterator[Any]:
             yield again
 
 
-def _build(model: PreTrainedModel, config: Any) -> PreTrainedModel | None:
+def _build(model: PreTrainedModel, config: Any, refusals: list[str]) -> PreTrainedModel | None:
     """A model of the same class with this config and the given model's weights, if they fit."""
     weights = model.state_dict()
     try:
@@ -74,7 +95,8 @@ def _build(model: PreTrainedModel, config: Any) -> PreTrainedModel | None:
             return None
         with quiet(), torch.random.fork_rng(devices=[]), no_init_weights():
             made = type(model)(config)
-    except Exception:  # a class may refuse the config in whatever way it likes
+    except Exception as error:  # a class may refuse the config in whatever way it likes
+        refusals.append(one_line(error))
         return None
     made.load_state_dict(weights, assign=True)
     made.tie_weights()

@@ -9,15 +9,27 @@ from typing import Any
 
 from ....interp.errors import InputError, shown
 from ....interp.files import read_json
+from ....interp.pretrained import PRUNED_FILE
 from .cut import Cut, read_cut
 
-FILE = "pruned.json"
+FILE = PRUNED_FILE
 SCHEMA_VERSION = 1
 """Raised when a reader of the old files would misread the new ones."""
 
 _MOST_MIB = 64
 _MOST_SITES = 10_000
 _ENTRIES = ("schema_version", "class", "sites")
+
+
+def reader_of(folder: Path) -> str:
+    """What reads the model that `save_pruned` wrote to a folder.
+
+    Example:
+        >>> import tempfile
+        >>> reader_of(Path(tempfile.mkdtemp()))
+        'from_pretrained'
+    """
+    return "headatlas.load_pruned" if (folder / FILE).exists() else "from_pretrained"
 
 
 def as_text(class_name: str, cuts: Sequence[Cut]) -> str:

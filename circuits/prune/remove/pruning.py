@@ -14,6 +14,7 @@ from ....interp.heads import HeadId
 from .cut import Cut
 
 _MARK = "headatlas_pruning"
+_CONFIG_MARK = "headatlas_pruned"  # in config.json too, so that no reader takes it for the whole
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,13 @@ class Pruning:
             else its layers differ from its config, and `load_pruned` reads it.
         drift: how far the logits are from those of the masked model, relative to the largest; None
             for a model that was loaded.
+        reason: why it is not ordinary, in words; empty for a model that was loaded.
     """
 
     cuts: tuple[Cut, ...]
     ordinary: bool
     drift: float | None = None
+    reason: str = ""
 
     @property
     def removed(self) -> tuple[HeadId, ...]:
@@ -48,10 +51,30 @@ class Pruning:
         return sum(cut.n_heads - len(cut.kept) for cut in self.cuts)
 
     @property
+    def saved_as(self) -> str:
+        """What `save_pruned` makes of the model, in words.
+
+        Example:
+            >>> Pruning((), ordinary=True).saved_as
+            'an ordinary checkpoint, which from_pretrained reads'
+        """
+        if self.ordinary:
+            return "an ordinary checkpoint, which from_pretrained reads"
+        why = f": {self.reason}" if self.reason else ""
+        return f"a folder that headatlas.load_pruned alone reads{why}"
+
+    @property
     def heads_before(self) -> Mapping[HeadId, HeadId]:
         """The address of each head of this model in the whole model.
 
         Heads are numbered anew in each layer, and layers without heads do not count.
+
+        Example:
+            >>> from transformers import GPT2Config, GPT2LMHeadModel
+            >>> from headatlas.circuits.prune.remove.remove import remove_heads
+            >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=8, n_layer=1, n_head=2))
+            >>> pruning_of(remove_heads(model, "L0H0")).heads_before
+            {L0H0: L0H1}
         """
         layers: Counter[str] = Counter()
         found = {}
@@ -83,6 +106,13 @@ def mark(model: nn.Module, pruning: Pruning) -> None:
     model.__dict__[_MARK] = pruning
     if not pruning.ordinary:
         model.__dict__["save_pretrained"] = _refuse_to_save
+        config: Any = model.config
+        setattr(config.get_text_config(), _CONFIG_MARK, True)
+
+
+def is_pruned_config(config: Any) -> bool:
+    """Whether a config is that of a pruned model and says nothing of the heads it keeps."""
+    return bool(getattr(config.get_text_config(), _CONFIG_MARK, False))
 
 
 def _refuse_to_save(*_: Any, **__: Any) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ....interp.errors import InputError
-from ....interp.heads import HeadId, Heads, one_or_more, parse_head
+from ....interp.heads import HeadId, Heads, KvHeadId, one_or_more, parse_head
 from ....interp.named_heads import locate
 from ....interp.sites import check_model
 from ....interp.switch import is_switched
@@ -37,8 +37,8 @@ def remove_heads(model: PreTrainedModel, heads: Heads | Collection[HeadId]) -> P
     Where every layer keeps equally many heads and the family's config can say so, the result is an
     ordinary model of its class, whose `save_pretrained` any transformers reloads. Otherwise it is
     the model's own modules with fewer heads each, and goes to a folder by `save_pruned`;
-    `pruning_of` tells them apart. Latent attention (MLA) caches latents, whose size does not depend
-    on the heads, so pruning it saves weights and arithmetic but no cache.
+    `pruning_of(result).saved_as` says which, and why. Latent attention (MLA) caches latents, whose
+    size does not depend on the heads, so pruning it saves weights and arithmetic but no cache.
 
     Args:
         model: a transformers model that uses the attention registry, or Falcon. It is not changed.
@@ -48,9 +48,10 @@ def remove_heads(model: PreTrainedModel, heads: Heads | Collection[HeadId]) -> P
         The new model, in the same mode, dtype and place as the given one.
 
     Raises:
-        InputError: an unknown head; a model that cannot be hooked, or whose projections or norms
-            cannot be cut by heads; a layer that works with its heads in a way that does not bear
-            fewer, seen by its logits; a model that `remove_heads` made, unless it is ordinary.
+        InputError: an unknown head, or a result in place of the heads it holds; a model that cannot
+            be hooked, or whose projections or norms cannot be cut by heads; a layer that works with
+            its heads in a way that does not bear fewer, seen by its logits; a model that
+            `remove_heads` made, unless it is ordinary.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -68,8 +69,9 @@ def remove_heads(model: PreTrainedModel, heads: Heads | Collection[HeadId]) -> P
     """
     model = check_model(model)
     _check(model)
+    asked = _heads(heads)
     found = anatomies(model)
-    named = locate([parse_head(head) for head in one_or_more(heads)], [one.site for one in found])
+    named = locate(asked, [one.site for one in found])
     gone = {site: set(entry.query) for site, entry in named.items()}
     returns = _returns(model, found)
     cuts = [_cut(one, gone.get(one.site, set()), returns[one.site.module]) for one in found]
@@ -82,6 +84,20 @@ def remove_heads(model: PreTrainedModel, heads: Heads | Collection[HeadId]) -> P
             _slice(smaller, one, cut)
         restructure(smaller, cuts)
     return _compared(model, smaller, cuts)
+
+
+def _heads(heads: Any) -> list[HeadId | KvHeadId]:
+    """What was asked for as addresses; results, which hold heads, are none."""
+    given = one_or_more(heads)
+    if not isinstance(given, Iterable):
+        instead = "one or more of them, such as ['L0H1', 'L2H3']"
+        if hasattr(heads, "removed"):
+            instead = f"the heads it holds: .removed{'()' * callable(heads.removed)}"
+        raise InputError(
+            f"heads are names such as 'L0H1', or a collection of them; got {type(heads).__name__}. "
+            f"Pass {instead}."
+        )
+    return [parse_head(head) for head in given]
 
 
 def _check(model: PreTrainedModel) -> None:
@@ -177,9 +193,9 @@ def _compared(
             f"{drift:.1e} of its largest logit, over the limit {limit:.1e} of {model.dtype}{also}; "
             "its layers do something else by heads. Silence them instead, with zero(heads)."
         )
-    made = ordinary_model(smaller, cuts, wanted)
+    made, reason = ordinary_model(smaller, cuts, wanted)
     if made is not None:
         drift = distance(probe_logits(made), wanted)
     result = smaller if made is None else made
-    mark(result, Pruning(tuple(cuts), made is not None, drift))
+    mark(result, Pruning(tuple(cuts), made is not None, drift, reason))
     return result

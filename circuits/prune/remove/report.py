@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, EncoderDecoderCache
+from transformers.cache_utils import EncoderDecoderCache
+from transformers.models.falcon.modeling_falcon import FalconAttention
 
 from ....interp.errors import InputError, shown
-from ....interp.forward import embedding_weight, undisturbed
-from ....interp.sites import check_model
-from ....interp.survey import is_encoder_decoder
+from ....interp.sites import attention_sites, check_model
 from ....interp.tokens import context_length
-from ...cost.read import config_shapes
-from ...cost.shapes import AttentionShapes, LayerShape
+from ...cost.read import config_shapes, removed_shapes
 from ...cost.totals import prefill_cost
-from .cut import Cut
-from .pruning import Pruning, pruning_of
+from .latency import cache_of, latencies, run
+from .modules import NoHeads
+from .pruning import pruning_of
 
 _CACHED = 4  # tokens run to see what a cache keeps
 
@@ -33,11 +29,13 @@ _CACHED = 4  # tokens run to see what a cache keeps
 class RemovalReport:
     """A model before and after heads were cut out of it.
 
+    It prints as a table, in a notebook too.
+
     Attributes:
-        frame: rows of quantity, before, after and ratio (after / before); NaN where a quantity
-            does not exist. parameters counts tied weights once; kv_bytes_per_token is that of the
-            cache the model really fills, in its dtype, over all layers; attention_flops is the
-            attention's share of a forward pass by `circuits.cost`; prefill_ms and decode_ms are
+        frame: rows of quantity, before, after and ratio (after / before), as floats; NaN where a
+            quantity does not exist. parameters counts tied weights once; kv_bytes_per_token is that
+            of the cache the model really fills, in its dtype, over all layers; attention_flops is
+            the attention's share of a forward pass by `circuits.cost`; prefill_ms and decode_ms are
             medians, taken in turns.
         seq_len: tokens of the forward pass, and the context of the decoding step.
         repeats: runs behind each median.
@@ -49,9 +47,35 @@ class RemovalReport:
     repeats: int
     notes: tuple[str, ...] = ()
 
+    def table(self) -> pd.DataFrame:
+        """The frame as text: whole numbers as such, milliseconds with three digits."""
+        rows = [
+            {
+                "quantity": row["quantity"],
+                "before": _number(row["quantity"], row["before"]),
+                "after": _number(row["quantity"], row["after"]),
+                "ratio": "–" if math.isnan(row["ratio"]) else f"{row['ratio']:.3f}",
+            }
+            for row in self.frame.to_dict("records")
+        ]
+        return pd.DataFrame(rows)
+
     def __repr__(self) -> str:
-        lines = [self.frame.to_string(index=False), *self.notes]
-        return "\n".join(lines)
+        return "\n".join([self.table().to_string(index=False), *self.notes])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return self.table().to_html(index=False) + notes
+
+
+def _number(quantity: str, value: float) -> str:
+    if math.isnan(value):
+        return "–"
+    if quantity.endswith("_ms"):
+        return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
 
 def removal_report(
@@ -59,15 +83,18 @@ def removal_report(
 ) -> RemovalReport:
     """Parameters, cache, FLOPs and measured latency of a model before and after `remove_heads`.
 
+    Everything is read off the two models, so that the second may also have been saved and loaded
+    again, by whichever reader, and tuned.
+
     Args:
         model: the whole model.
-        pruned: what `remove_heads(model, …)` returned.
-        seq_len: tokens of the forward pass; cut to the model's context.
+        pruned: the model of the same class with fewer heads.
+        seq_len: tokens of the forward pass; cut to the models' context.
         repeats: runs to take medians of. The models run in turns, after one run each unmeasured.
 
     Raises:
-        InputError: the second model was not made by `remove_heads` or `load_pruned`, or a number
-            is not positive.
+        InputError: the models are of different classes, a model whose heads cannot be seen, or a
+            number is not positive.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -76,32 +103,46 @@ def removal_report(
         ...     num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
         >>> model = LlamaForCausalLM(config).eval()
         >>> report = removal_report(model, remove_heads(model, "L0KV0"), seq_len=8, repeats=1)
-        >>> report.frame.ratio.round(2).tolist()[:3]
-        [0.75, 0.92, 0.75]
+        >>> report.table().head(3)
+                     quantity before  after  ratio
+        0               heads      8      6  0.750
+        1          parameters  4,752  4,368  0.919
+        2  kv_bytes_per_token    128     96  0.750
     """
     for name, value in (("seq_len", seq_len), ("repeats", repeats)):
         if type(value) is not int or value < 1:
             raise InputError(f"{name} must be a positive whole number; got {shown(value)}.")
     both = check_model(model), check_model(pruned)
-    pruning = pruning_of(pruned)
-    if pruning is None:
+    kinds = [type(one).__name__ for one in both]
+    if kinds[0] != kinds[1]:
         raise InputError(
-            "nothing is known of what was cut out of the second model. Pass what remove_heads or, "
-            "for a model that its config cannot hold, load_pruned returned."
+            f"a {kinds[0]} and a {kinds[1]} cannot be compared. Pass two models of one class, the "
+            "whole one and the pruned one."
         )
-    n = min(seq_len, context_length(model) or seq_len)
+    n = min(seq_len, *(context_length(one) or seq_len for one in both))
     notes: list[str] = []
     rows = [
-        ("heads", sum(cut.n_heads for cut in pruning.cuts), sum(len(c.kept) for c in pruning.cuts)),
+        ("heads", *map(_heads, both)),
         ("parameters", *map(_parameters, both)),
         ("kv_bytes_per_token", *map(cache_bytes_per_token, both)),
-        ("attention_flops", *_flops(model, pruning, n, notes)),
-        *_latencies(both, n, repeats),
+        ("attention_flops", *_flops(both, n, notes)),
+        *latencies(both, n, repeats),
     ]
     frame = pd.DataFrame(rows, columns=["quantity", "before", "after"])
     frame[["before", "after"]] = frame[["before", "after"]].astype(float)
     frame["ratio"] = frame["after"] / frame["before"]
-    return RemovalReport(frame, n, repeats, (*notes, *_remarks(model, pruning)))
+    return RemovalReport(frame, n, repeats, (*notes, *_remarks(both[1], n, repeats)))
+
+
+def _heads(model: PreTrainedModel) -> int:
+    """Query heads of all layers, as they are."""
+    pruning = pruning_of(model)
+    if pruning is not None and not pruning.ordinary:  # maybe none is left to be seen
+        return sum(len(cut.kept) for cut in pruning.cuts)
+    falcon = [part for part in model.modules() if isinstance(part, FalconAttention)]
+    if falcon:  # which goes past transformers' registry
+        return sum(part.num_heads for part in falcon)
+    return sum(site.n_heads for site in attention_sites(model))
 
 
 def _parameters(model: nn.Module) -> int:
@@ -113,7 +154,7 @@ def cache_bytes_per_token(model: PreTrainedModel) -> float:
 
     Of an encoder-decoder pair, the sum of those for a token of either side.
     """
-    cache = _cache(_run(model, _CACHED, use_cache=True))
+    cache = cache_of(run(model, _CACHED, use_cache=True))
     if cache is None:
         return float("nan")
     parts: list[Any] = [cache]
@@ -126,120 +167,34 @@ def cache_bytes_per_token(model: PreTrainedModel) -> float:
     return held / _CACHED
 
 
-def _run(model: PreTrainedModel, n: int, **options: Any) -> Any:
-    table = embedding_weight(model)
-    ids = (torch.arange(n, device=table.device) * 7 % table.shape[0])[None]
-    more = {"decoder_input_ids": ids} if is_encoder_decoder(model) else {}
-    with undisturbed(model), torch.no_grad():
-        try:
-            return model(input_ids=ids, **more, **options)
-        except TypeError:
-            if not options:
-                raise
-            return model(input_ids=ids, **more)  # an encoder that knows no cache
-
-
-def _cache(output: Any) -> Cache | None:
-    return next((value for value in output.values() if isinstance(value, Cache)), None)
-
-
-def _flops(
-    model: PreTrainedModel, pruning: Pruning, n: int, notes: list[str]
-) -> tuple[float, float]:
-    """FLOPs of the attention over n tokens, before and after."""
+def _flops(models: Sequence[PreTrainedModel], n: int, notes: list[str]) -> tuple[float, ...]:
+    """FLOPs of the attention over n tokens, of each model."""
     try:
-        shapes = config_shapes(model.config)
+        return tuple(float(_attention_flops(model, n)) for model in models)
     except InputError as error:
         notes.append(f"attention_flops is not counted: {error}")
-        return float("nan"), float("nan")
-    if len(shapes.layers) != len(pruning.cuts):
-        notes.append("attention_flops is not counted: the config lists other attention layers.")
-        return float("nan"), float("nan")
-    pairs = zip(shapes.layers, pruning.cuts, strict=True)
-    after = sum(_layer_flops(layer, cut, n) for layer, cut in pairs)
-    return float(prefill_cost(shapes, n).flops), float(after)
+        return (float("nan"),) * len(models)
 
 
-def _layer_flops(layer: LayerShape, cut: Cut, n: int) -> int:
-    if not cut.kept:
+def _attention_flops(model: PreTrainedModel, n: int) -> int:
+    if _heads(model) == 0:
         return 0
-    heads, groups = len(cut.kept), len(cut.kv_kept)
-    even = heads if layer.latent is not None or not cut.even else groups
-    fewer = replace(layer, n_heads=heads, n_kv_heads=even)
-    unneeded = 0
-    if layer.latent is None and not cut.even:
-        # uneven groups share keys and values too, which no LayerShape can say: 2·N·D·(h − g)·2d
-        unneeded = 2 * n * layer.d_model * (heads - groups) * (layer.d_head + layer.d_value)
-    return prefill_cost(AttentionShapes((fewer,)), n).flops - unneeded
+    return prefill_cost(removed_shapes(model) or config_shapes(model.config), n).flops
 
 
-def _latencies(
-    models: Sequence[PreTrainedModel], n: int, repeats: int
-) -> list[tuple[str, float, float]]:
-    """Median milliseconds of a forward pass, and of one cached step after it."""
-    passes = [_Timed(lambda: None, lambda _, m=m: _run(m, n)) for m in models]
-    found = [("prefill_ms", *_medians(passes, repeats))]
-    steps = [step for model in models if (step := _step(model, n)) is not None]
-    if len(steps) == len(models):
-        found.append(("decode_ms", *_medians(steps, repeats)))
-    return found
-
-
-@dataclass(frozen=True)
-class _Timed:
-    """What to measure, and what to prepare for each run beforehand."""
-
-    prepare: Callable[[], Any]
-    run: Callable[[Any], Any]
-
-
-def _step(model: PreTrainedModel, n: int) -> _Timed | None:
-    """One step of cached decoding at a context of n tokens; None where the model does not."""
-    if is_encoder_decoder(model) or not model.can_generate():
-        return None
-    output = _run(model, max(1, n - 1), use_cache=True)
-    cache = _cache(output)
-    if cache is None:
-        return None
-    key = next(key for key, value in output.items() if value is cache)
-    token = torch.zeros(1, 1, dtype=torch.int64, device=embedding_weight(model).device)
-
-    def step(fresh: Any) -> Any:
-        with undisturbed(model), torch.no_grad():
-            return model(input_ids=token, use_cache=True, **{key: fresh})
-
-    return _Timed(lambda: copy.deepcopy(cache), step)
-
-
-def _medians(runs: Sequence[_Timed], repeats: int) -> tuple[float, float]:
-    for one in runs:
-        one.run(one.prepare())
-    taken: list[list[float]] = [[] for _ in runs]
-    for _ in range(repeats):
-        for times, one in zip(taken, runs, strict=True):
-            given = one.prepare()
-            _finish()
-            start = time.perf_counter()
-            one.run(given)
-            _finish()
-            times.append(1000 * (time.perf_counter() - start))
-    before, after = (float(np.median(times)) for times in taken)
-    return before, after
-
-
-def _finish() -> None:
-    """Wait for what a GPU still has to do."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
-def _remarks(model: PreTrainedModel, pruning: Pruning) -> list[str]:
-    said = []
-    if getattr(model.config.get_text_config(), "kv_lora_rank", None) is not None:
+def _remarks(pruned: PreTrainedModel, n: int, repeats: int) -> list[str]:
+    taken = f"medians of {repeats} runs each, taken in turns"
+    if repeats == 1:
+        taken = "one run each, which is noise; ask for more repeats"
+    said = [f"Milliseconds: at {n} tokens, batch 1, {taken}."]
+    if getattr(pruned.config.get_text_config(), "kv_lora_rank", None) is not None:
         said.append(
             "The cache holds latents, whose size does not depend on the heads: cutting heads saves "
             "no cache, but for layers without any."
         )
-    if any(not cut.kept for cut in pruning.cuts) and model.can_generate():
+    if pruned.can_generate() and any(isinstance(part, NoHeads) for part in pruned.modules()):
         said.append("A layer without heads still caches one number per token, to count them.")
+    pruning = pruning_of(pruned)
+    if pruning is not None:
+        said.append(f"save_pruned makes of it {pruning.saved_as}.")
     return said

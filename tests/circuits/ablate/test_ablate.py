@@ -1,4 +1,4 @@
-"""Heads removed together and one at a time: figures, intervals, files, resumption, heat map."""
+"""Heads removed together and one at a time: figures, files, resumption."""
 
 import json
 
@@ -12,92 +12,17 @@ from transformers import BertConfig, BertForMaskedLM
 import headatlas as ha
 from headatlas.circuits.ablate.ablate import ablate_heads, ablation_sweep
 from headatlas.circuits.ablate.evaluate import evaluate
-from headatlas.circuits.ablate.evaluation import Evaluation
-from headatlas.circuits.ablate.intervals import FIGURES, with_intervals
 from headatlas.circuits.ablate.plan import make_plan, with_an_equal
 from headatlas.circuits.atlas_tables import check_table
 from headatlas.interp.errors import InputError
 from headatlas.interp.grammar import natural_text
 from headatlas.interp.heads import HeadId
-from headatlas.interp.plots import write_figure
+from headatlas.interp.intervene import intervene
+from headatlas.interp.interventions import zero
 from headatlas.interp.probes import Prompts
 from headatlas.interp.texts import Documents, read_documents
-from tests.circuits.causal.models import gpt2, llama
-
-SMALL = {"prompts": 16, "seq_len": 24}
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return ha.load("tiny")
-
-
-@pytest.fixture(scope="module")
-def swept():
-    return ablation_sweep(llama(), None, methods=["mean", "zero"], **SMALL)
-
-
-def rows_of(found, **wanted):
-    rows = found.rows
-    for column, value in wanted.items():
-        rows = rows.loc[rows[column] == value]
-    return rows.reset_index(drop=True)
-
-
-# -- intervals -----------------------------------------------------------------------------------
-
-
-def made(loss, base=None, kl=None, n=None):
-    """An evaluation with these losses [set, document]."""
-    sets, count = loss.shape
-    ids = np.arange(2 * count).reshape(count, 2)
-    return Evaluation(
-        Documents(Prompts("text", ids, ids >= 0, bos=False), "made"), ((),) * sets, "zero",
-        np.ones(count, int) if n is None else n, np.zeros(count) if base is None else base,
-        loss, np.abs(loss) if kl is None else kl, resumed=True,
-    )  # fmt: skip
-
-
-def test_intervals_cover():
-    """The true effect lies in 95 % of intervals, all three heads at once, lengths unequal."""
-    rng, truth, held = np.random.default_rng(0), np.array([0.0, 0.2, 1.0]), 0
-    for seed in range(120):
-        n = rng.integers(5, 60, 40)
-        base = rng.normal(3, 1, 40)
-        harm = truth[:, None] + rng.normal(0, 0.5, (3, 40)) / np.sqrt(n / 20)
-        (table,) = with_intervals([made(base + harm, base, n=n)], seed=seed)
-        held += bool(((table["delta_low"] <= truth) & (truth <= table["delta_high"])).all())
-    assert 104 <= held <= 120  # 114 expected; ±4 standard deviations
-
-
-def test_intervals_are_paired():
-    """Documents differ widely in loss and hardly in harm: the interval is that of the harm."""
-    rng = np.random.default_rng(1)
-    base = rng.normal(3, 2, 50)
-    (table,) = with_intervals([made(base + 0.1 + rng.normal(0, 0.01, (1, 50)), base)])
-    low, high = table[["delta_low", "delta_high"]].iloc[0]
-    assert 0.09 < low < 0.1 < high < 0.11
-    assert table["ratio_low"][0] == pytest.approx(np.exp(low))
-    assert table["perplexity_ratio"][0] == pytest.approx(np.exp(0.1), abs=0.01)
-
-
-def test_more_heads_widen_the_intervals():
-    rng = np.random.default_rng(2)
-    loss = rng.normal(0, 1, (50, 40))
-    (many,), (one,) = with_intervals([made(loss)]), with_intervals([made(loss[:1])])
-    assert many["delta_low"][0] < one["delta_low"][0]
-    assert many["delta_high"][0] > one["delta_high"][0]
-    two = with_intervals([made(loss[:20]), made(loss[20:])])  # as of two methods
-    pd.testing.assert_frame_equal(pd.concat(two, ignore_index=True), many)
-
-
-def test_nothing_removed_has_an_interval_of_nothing():
-    (table,) = with_intervals([made(np.zeros((1, 20)))])
-    assert table[["delta_low", "delta_high", "kl_low", "kl_high"]].to_numpy().tolist() == [[0] * 4]
-    (few,) = with_intervals([made(np.ones((1, 15)))])
-    assert few[["delta_low", "delta_high"]].isna().all(axis=None)
-    assert few["delta_loss_nats"].tolist() == pytest.approx([1.0])
-
+from tests.circuits.ablate.conftest import SMALL, rows_of
+from tests.circuits.causal.models import llama
 
 # -- some heads together -------------------------------------------------------------------------
 
@@ -171,6 +96,20 @@ def test_few_texts_have_figures_and_no_interval(tiny):
     assert found.caveats[0] in repr(found)
 
 
+def test_documents_are_read_whole_whatever_is_asked(tiny):
+    read = read_documents(natural_text(600, seed=2).split(". "), *tiny, n=20, seq_len=12)
+    found = ablate_heads(*tiny, ["L1H1"], read, method="zero", prompts=16, seq_len=24)
+    assert found.evaluations["text"]["zero"].documents is read
+    assert found.evaluations["repeated"]["zero"].loss.shape == (1, 16)
+
+
+def test_settings_say_nothing_that_reads_as_resumed(swept, tiny):
+    found = ablate_heads(*tiny, ["L1H1"], **SMALL)
+    for settings in (found.settings, swept.settings):
+        assert "resumed" not in settings
+        assert set(settings) >= {"methods", "prompts", "seq_len", "origin", "bos", "groups"}
+
+
 def test_documents_one_by_one(tiny):
     found = ablate_heads(*tiny, ["L1H1"], **SMALL)
     single = found.per_document()
@@ -185,7 +124,9 @@ def test_documents_one_by_one(tiny):
 def test_files(tmp_path, swept, suffix, what):
     found = swept
     if what == "heads":
-        found = ablate_heads(llama(), None, "L1H1", torch.arange(1, 49).reshape(2, 24), **SMALL)
+        found = ablate_heads(
+            llama(), None, ["L2H2", "L1H1"], torch.arange(1, 49).reshape(2, 24), **SMALL
+        )
     path = found.save(tmp_path / f"out{suffix}")
     if suffix == ".json":
         content = json.loads(path.read_text())
@@ -204,6 +145,9 @@ def test_files(tmp_path, swept, suffix, what):
         assert meta["settings"] == found.settings
     pd.testing.assert_frame_equal(rows, found.rows, check_dtype=False)
     check_table("ablation", found.rows)  # an atlas can carry it
+    if what == "heads":
+        assert rows.columns[0] == "heads"
+        assert rows["heads"].tolist() == ["L1H1 L2H2"] * 2
 
 
 # -- one head after the other --------------------------------------------------------------------
@@ -247,13 +191,6 @@ def test_single_documents_of_a_sweep(swept):
     assert pooled == pytest.approx(expected)
 
 
-def test_the_first_method_and_the_figures_that_are_said(swept):
-    text = repr(swept)
-    assert text.startswith("12 heads removed one at a time (mean, zero)\n")
-    assert text.count("certainly above 0") == 4
-    assert list(swept.rows.columns[-len(FIGURES) :]) == list(FIGURES)
-
-
 @pytest.mark.parametrize("stop", [1, 4])
 def test_a_sweep_that_was_stopped_goes_on_to_the_same_numbers(tmp_path, swept, stop):
     path, told = tmp_path / "kept.safetensors", []
@@ -282,37 +219,6 @@ def ids():
     return torch.randint(1, 60, (16, 24), generator=torch.Generator().manual_seed(0))
 
 
-def test_a_heat_map(tmp_path, swept):
-    figure = swept.plot("kl_nats", method="zero", documents="repeated", title="<b>mine")
-    cells = figure.data[0].z
-    assert cells.shape == (3, 4)
-    expected = rows_of(swept, method="zero", documents="repeated", layer=2, head=1)["kl_nats"][0]
-    assert cells[2, 1] == expected
-    assert figure.layout.title.text == "&lt;b&gt;mine"
-    assert figure.layout.coloraxis.cmin == 0
-    loss = swept.plot()
-    assert loss.layout.coloraxis.cmin == -loss.layout.coloraxis.cmax
-    assert "mean ablation, text" in loss.layout.title.text
-    scale = loss.layout.coloraxis
-    largest = rows_of(swept, method="mean", documents="text")["delta_loss_nats"].max()
-    assert largest > scale.cmax  # and that is said
-    assert f"last colour: {scale.cmax:.2g} or more" in scale.colorbar.title.text
-    ratio = swept.plot("perplexity_ratio").layout.coloraxis
-    assert (ratio.cmin + ratio.cmax) / 2 == pytest.approx(1)
-    write_figure(loss, tmp_path / "map.html")
-    assert "plotly" in (tmp_path / "map.html").read_text()
-    with pytest.raises(InputError, match="a heat map shows"):
-        swept.plot("grade")
-    with pytest.raises(InputError, match="a heat map shows"):
-        swept.plot(documents="wiki")
-
-
-def test_heads_that_were_not_removed_stay_blank():
-    found = ablation_sweep(gpt2(), None, heads=["L0H1", "L2H0"], **SMALL)
-    cells = found.plot().data[0].z
-    assert np.isfinite(cells).tolist() == [[False, True], [False, False], [True, False]]
-
-
 # -- what is refused -----------------------------------------------------------------------------
 
 
@@ -334,7 +240,7 @@ def test_bad_requests(tiny, tmp_path):
         ablate_heads(*tiny, [])
     with pytest.raises(InputError, match="there is a single one"):
         ablate_heads(*tiny, ["L1H1"], ["a cat sat."])
-    with pytest.raises(InputError, match="ablations are among"):
+    with pytest.raises(InputError, match="ways to remove heads, each once"):
         ablation_sweep(*tiny, methods=["mean", "mean"])
     with pytest.raises(InputError, match=r"is a \.safetensors file"):
         ablation_sweep(*tiny, checkpoint=tmp_path / "kept.json")
@@ -361,3 +267,18 @@ def test_bad_numbers(tiny, place, value, message):
     given[place] = value
     with pytest.raises(InputError, match=message):
         make_plan(*given)
+
+
+def test_a_model_that_is_edited_meanwhile_is_measured_and_that_is_said(tiny):
+    with intervene(tiny[0], [zero(["L1H1"])]):
+        found = ablate_heads(*tiny, ["L0H0"], method="zero", **SMALL)
+    assert "the whole model is the model as it was edited meanwhile." in found.caveats
+    plain = ablate_heads(*tiny, ["L0H0"], method="zero", **SMALL)
+    assert plain.evaluations["repeated"]["zero"].base_loss_nats < (
+        found.evaluations["repeated"]["zero"].base_loss_nats
+    )
+
+
+def test_heads_in_one_string_are_refused_with_a_hint(tiny):
+    with pytest.raises(InputError, match=r"Several are passed as a list, \['L18H6', 'L17H3'\]"):
+        ablate_heads(*tiny, "L1H1,L2H2")

@@ -30,7 +30,7 @@ def test_some_heads_on_a_text(tmp_path):
     text.write_text(natural_text(600, seed=2))
     said = run("tiny", "--heads", "L1H1,L2KV0,", "--text", text, "-o", out, *SMALL)
     assert "L1H1, L2H0, L2H1 removed (mean ablation)" in said
-    assert "16 documents, text.txt" in said
+    assert "16 documents with a BOS, text.txt" in said
     assert f"wrote {out}: 2 rows" in said
     content = json.loads(out.read_text())
     assert content["heads"] == ["L1H1", "L2H0", "L2H1"]
@@ -49,7 +49,7 @@ def test_every_head_with_a_heat_map(tmp_path):
     assert len(pd.read_parquet(out)) == 32 * 2 * 2
     assert figure.read_text().count("plotly")
     assert len([*tmp_path.glob("kept-*.safetensors")]) == 2
-    assert f"wrote {figure}: a heat map" in said
+    assert f"wrote {figure}: 4 heat maps" in said
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_every_head_with_a_heat_map(tmp_path):
         (["--heads", "L1H1", "--all"], "say which heads to remove"),
         (["--heads", ","], "say which heads to remove"),
         (["--heads", "18.6"], "a head is written L18H6"),
-        (["--heads", "L1H1", "--method", "noise"], "ablations are among"),
+        (["--heads", "L1H1", "--method", "noise"], "heads are removed by one of"),
         (["--heads", "L1H1", "--method", "mean,zero"], "belong to --all"),
         (["--heads", "L1H1", "--checkpoint", "a.safetensors"], "belong to --all"),
         (["--heads", "L1H1", "--figure", "a.html"], "belong to --all"),

@@ -283,7 +283,7 @@ def test_what_cannot_be_evaluated_is_refused():
         module._sets([HEADS[0]])
     with pytest.raises(InputError, match="documents are what"):
         evaluate.__wrapped__(model, read.prompts, [[]])
-    with pytest.raises(InputError, match="ablations are among"):
+    with pytest.raises(InputError, match="heads are removed by one of"):
         evaluate(model, read, [[]], ablation="noise")
     with pytest.raises(InputError, match="there is a single one"):
         evaluate(model, documents(documents=1), [[HEADS[0]]], ablation="mean")

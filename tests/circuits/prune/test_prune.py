@@ -12,13 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headatlas.circuits.ablate.evaluate import evaluate
-from headatlas.circuits.prune import choose
 from headatlas.circuits.prune.asked import check_asked
 from headatlas.circuits.prune.curve import CURVE_COLUMNS, WHOLE
-from headatlas.circuits.prune.folder import check_folder
-from headatlas.circuits.prune.held_out import Reading, read_material, refuse_overlap
 from headatlas.circuits.prune.progress_file import ProgressFile
-from headatlas.circuits.prune.prune import prune_heads
+from headatlas.circuits.prune.prune_file import check_folder
 from headatlas.circuits.prune.prune_result import PruneResult
 from headatlas.circuits.prune.remove.files import load_pruned
 from headatlas.circuits.prune.remove.pruning import pruning_of
@@ -26,26 +23,10 @@ from headatlas.circuits.prune.remove.remove import remove_heads
 from headatlas.circuits.prune.survivors import labels_after, survivors_of
 from headatlas.interp.errors import InputError
 from headatlas.interp.heads import HeadId
-from headatlas.interp.probes import Prompts
-from headatlas.interp.texts import Documents
-from tests.circuits.causal.models import VOCAB, gpt2, llama
-from tests.circuits.prune.trained import assert_same, atlas_of, snapshot, training
+from tests.circuits.causal.models import gpt2, llama
+from tests.circuits.prune.trained import assert_same, atlas_of, prune, snapshot, text, training
 
 ALL = ("l0", "michel", "taylor", "magnitude", "greedy", "random", "layer_random")
-
-
-def text(seed, documents=16, length=20):
-    ids = np.random.default_rng(seed).integers(1, VOCAB, (documents, length))
-    return Documents(Prompts("text", ids, ids > 0, bos=False), f"text {seed}")
-
-
-def prune(model, **changes):
-    asked = {
-        "method": ("l0", "magnitude", "random"), "sparsity": (0.25, 0.5), "draws": 2,
-        "config": training(steps=4), "eval_documents": 16, "seq_len": 20,
-    }  # fmt: skip
-    eval_texts = changes.pop("eval_texts", text(2))
-    return prune_heads(model, None, text(1), eval_texts=eval_texts, **{**asked, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -149,77 +130,6 @@ def test_a_warm_start_does_not_open_what_is_closed():
     assert [row["asked"] for row in seen] == [0.25] * 5 + [0.5] * 5
     assert seen[5]["target"] == 0.5
     assert seen[0]["target"] < 0.25
-
-
-def test_without_text_to_measure_on_some_is_held_out():
-    model = llama()
-    reading = Reading(12, 8, 20, None, 3)
-    one, same = (read_material(model, None, text(1, 30), None, reading) for _ in range(2))
-    assert one.train.fingerprints().isdisjoint(one.text.fingerprints())
-    assert one.text.fingerprints() == same.text.fingerprints()
-    assert (len(one.train), len(one.text)) == (12, 8)
-    other = read_material(model, None, text(1, 30), None, Reading(12, 8, 20, None, 4))
-    assert other.text.fingerprints() != one.text.fingerprints()
-    with pytest.raises(InputError, match="a single document, of which none can be held out"):
-        read_material(model, None, text(1, 1), None, reading)
-
-
-def test_text_on_both_sides_is_refused():
-    model = llama(layers=2)
-    with pytest.raises(InputError, match=r"16 of 16 documents to measure on .* are among those"):
-        prune(model, eval_texts=text(1))
-    stream = np.random.default_rng(0).integers(1, VOCAB, 400)
-    one, other = (
-        Documents(Prompts("text", ids, ids > 0, bos=False), "stream")
-        for ids in (stream[:360].reshape(-1, 40), stream[10:370].reshape(-1, 40))
-    )
-    assert one.fingerprints().isdisjoint(other.fingerprints())
-    with pytest.raises(InputError, match=r"9 of 9 documents .* spans of 16 tokens"):
-        refuse_overlap(one, other)
-    refuse_overlap(one, text(5))
-
-
-def test_an_interrupted_run_is_readable_and_goes_on_to_the_same_numbers(tmp_path, monkeypatch):
-    model, whole = llama(layers=2), prune(llama(layers=2))
-    folder, real = tmp_path / "out", choose.order_heads
-    calls = []
-
-    def stop(*args, **kwargs):
-        calls.append(args[2])
-        if args[2] == "random":
-            raise KeyboardInterrupt
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(choose, "order_heads", stop)
-    with pytest.raises(KeyboardInterrupt):
-        prune(model, folder=folder)
-    partial = PruneResult.load(folder)
-    assert not partial.finished
-    assert "unfinished" in repr(partial)
-    assert partial.methods == ("l0", "magnitude")
-    assert not (folder / "model").exists()
-    monkeypatch.setattr(choose, "order_heads", real)
-    trained = []
-    again = prune(model, folder=folder, watch=trained.append)
-    assert not trained  # the gates were not trained again
-    pd.testing.assert_frame_equal(again.curve, whole.curve)
-    pd.testing.assert_frame_equal(again.gates, whole.gates)
-    assert not (folder / "unfinished").exists()
-    done = prune(model, folder=folder)
-    assert done.source is None
-    assert repr(done) == repr(again)
-    with pytest.raises(InputError, match="a finished pruning with other settings"):
-        prune(model, folder=folder, seed=1)
-    with pytest.raises(InputError, match="a finished pruning with other methods"):
-        prune(model, folder=folder, method="magnitude")
-
-
-def test_an_unfinished_run_of_something_else_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(choose, "order_heads", lambda *_, **__: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        prune(llama(layers=2), folder=tmp_path)
-    with pytest.raises(InputError, match=r"an unfinished run with other weights, settings"):
-        prune(llama(layers=2, seed=1), folder=tmp_path, seed=4)
 
 
 def test_save_and_load(result, tmp_path):
@@ -365,7 +275,7 @@ def _of(result, method, column):
     ({"sparsity": [True]}, "a number or several"),
     ({"sparsity": 0.5, "lam": 0.1}, "not both"),
     ({"lam": -1}, "at least 0"),
-    ({"lam": 1, "method": "michel"}, "michel have none"),
+    ({"lam": 1, "method": "michel"}, "price of heads in the training of l0"),
     ({"method": "best"}, "methods are among"),
     ({"method": ()}, "no method is named"),
     ({"method": "functional"}, "pass atlas="),
@@ -419,3 +329,25 @@ def test_labels_before_and_after():
     }  # fmt: skip
     with pytest.raises(InputError, match="the atlas after the cut is of 8 heads, and 6 are left"):
         labels_after(before, before, pruning_of(smaller))
+
+
+def test_a_training_says_itself_how_much_is_cut():
+    found = prune(
+        llama(layers=2), method="l0", sparsity=None, config=training(lam=None, target=0.25, steps=2)
+    )
+    assert [cut.asked for cut in found.cuts] == [0.25]
+    priced = prune(llama(layers=2), method="l0", sparsity=None, config=training(steps=2))
+    assert priced.settings["asked"] == "lam"
+
+
+def test_what_is_true_of_one_method_alone_is_said():
+    found = prune(llama(layers=2), sparsity=0.5, config=training(steps=2, per="group"))
+    assert "whole groups are cut by l0 alone, single heads by magnitude, random." in found.caveats
+
+
+def test_ranges_of_draws_are_not_told_as_intervals(result):
+    random = next(line for line in repr(result).split("\n") if "random (2 draws) −2" in line)
+    rows = result.curve[(result.curve["method"] == "random") & (result.curve["n_removed"] == 2)]
+    low, high = sorted(rows["delta_loss_nats"])
+    assert f"(from {low:+.4f} to {high:+.4f})" in random
+    assert "[" not in random

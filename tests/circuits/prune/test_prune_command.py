@@ -40,7 +40,7 @@ def test_a_folder_that_is_read_again(texts, tmp_path):
     given += ["--train", train, "--eval", held_out, "-o", out]
     said = run(*given)
     assert "tiny: 32 heads, 4 cuts by l0, magnitude" in said
-    assert f"wrote {out}" in said
+    assert f"in {out / 'model'} the model without the 16 heads that l0 chose" in said
     found = PruneResult.load(out)
     assert found.settings["text"]["origin"] == "eval.txt"
     assert [len(cut.heads) for cut in found.cuts] == [8, 16, 8, 16]
@@ -55,7 +55,17 @@ def test_a_folder_that_is_read_again(texts, tmp_path):
 
 def test_text_that_is_written_by_the_model_and_a_price():
     said = run("tiny", "--lam", "0.01", *SMALL, "--draws", 1)
-    assert "1 cuts by l0" in said
+    assert "1 cut by l0" in said
+
+
+def test_repeated_tokens_are_learnt_from_as_well(texts, tmp_path):
+    train, held_out = texts
+    given = ["tiny", "--method", "michel", "--train", train, "--eval", held_out, "--copies", 16]
+    run(*given, *SMALL, "-o", tmp_path / "out")
+    found = PruneResult.load(tmp_path / "out")
+    assert found.settings["train"]["documents"] == 32
+    assert found.settings["train"]["origin"] == "train.txt; repeated random tokens, seed 1"
+    assert found.settings["repeated"]["origin"] == "repeated random tokens, seed 0"
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
@@ -67,13 +77,14 @@ def test_text_that_is_written_by_the_model_and_a_price():
     (["--lam", "-1"], "at least 0"),
     (["--lam", "inf"], "at least 0"),
     (["--lam", "1", "--target", "0.5"], "not both"),
-    (["--lam", "1", "--method", "michel"], "have none"),
+    (["--lam", "1", "--method", "michel"], "price of heads in the training of l0"),
     (["--method", "best"], "methods are among"),
     (["--method", ","], "no method is named"),
     (["--method", "functional"], "takes what heads do from an atlas"),
     (["--per", "layer"], "per is one of"),
     (["--finetune", "some"], "finetune is one of"),
-    (["--recover", "5"], "recover trains the weights"),
+    (["--recover", "5"], "--recover trains weights"),
+    (["--copies", "3"], "--copies is 0, or at least 16"),
     (["--train", "no-such.txt"], "no file"),
     (["--eval", "no-such.txt"], "no file"),
     (["--atlas", "no-such.json"], "no file"),

@@ -343,7 +343,7 @@ def test_wrong_models_and_documents_are_refused(as_users_call):
     model, prompts = llama(layers=2), repeats(4)
     with pytest.raises(InputError, match="config is a GateTraining"):
         train_gates(model, prompts, config={"lam": 1.0})
-    with pytest.raises(InputError, match="documents are a Prompts"):
+    with pytest.raises(InputError, match="documents are what read_documents gives; got list"):
         train_gates(model, ["text"], config=training())
     with pytest.raises(InputError, match="expected a transformers model"):
         train_gates("tiny", prompts, config=training())

@@ -1,11 +1,16 @@
 """What the tests of training share."""
 
+import numpy as np
 import pandas as pd
 import torch
 
 from headatlas.circuits.atlas import HeadAtlas
+from headatlas.circuits.prune.prune import prune_heads
 from headatlas.circuits.prune.settings import GateTraining
 from headatlas.interp.heads import HeadId
+from headatlas.interp.probes import Prompts
+from headatlas.interp.texts import Documents
+from tests.circuits.causal.models import VOCAB
 
 
 def training(**changes):
@@ -61,3 +66,17 @@ def _assert_equal(one, other):
             _assert_equal(left, right)
     else:
         assert one == other
+
+
+def text(seed, documents=16, length=20):
+    ids = np.random.default_rng(seed).integers(1, VOCAB, (documents, length))
+    return Documents(Prompts("text", ids, ids > 0, bos=False), f"text {seed}")
+
+
+def prune(model, **changes):
+    asked = {
+        "method": ("l0", "magnitude", "random"), "sparsity": (0.25, 0.5), "draws": 2,
+        "config": training(steps=4), "eval_documents": 16, "seq_len": 20,
+    }  # fmt: skip
+    eval_texts = changes.pop("eval_texts", text(2))
+    return prune_heads(model, None, text(1), eval_texts=eval_texts, **{**asked, **changes})

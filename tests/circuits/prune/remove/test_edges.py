@@ -9,7 +9,6 @@ import torch
 from headatlas.circuits.prune.remove import remove as module
 from headatlas.circuits.prune.remove.pruning import pruning_of
 from headatlas.circuits.prune.remove.remove import remove_heads
-from headatlas.circuits.prune.remove.report import removal_report
 from headatlas.interp.capture import capture
 from headatlas.interp.errors import InputError
 from headatlas.interp.heads import HeadId
@@ -48,6 +47,48 @@ def test_nothing_is_a_copy(whole: Any):
 def test_a_set_of_heads_does(whole: Any):
     smaller = remove_heads(whole("llama"), {HeadId("", 0, 0), HeadId("", 1, 3)})
     assert [layer.self_attn.q_proj.out_features for layer in smaller.model.layers] == [24, 24]
+
+
+def test_one_name_does(whole: Any):
+    pruning = pruning_of(remove_heads(whole("llama"), "L0H1"))
+    assert pruning is not None
+    assert pruning.removed == (HeadId("", 0, 1),)
+
+
+def test_what_holds_heads_is_no_heads(whole: Any, as_users_call: None):
+    class GateResult:
+        def removed(self) -> tuple[HeadId, ...]:
+            return (HeadId("", 0, 1),)
+
+    pruning: Any = pruning_of(remove_heads(whole("llama"), "L0H1"))
+    for given, instead in (
+        (GateResult(), r"got GateResult\. Pass the heads it holds: \.removed\(\)\."),
+        (pruning, r"got Pruning\. Pass the heads it holds: \.removed\."),
+        (3, r"got int\. Pass one or more of them, such as \['L0H1', 'L2H3'\]\."),
+        (None, "got NoneType"),
+    ):
+        with pytest.raises(InputError, match=instead):
+            remove_heads(whole("llama"), given)  # pyright: ignore[reportArgumentType]
+    assert remove_heads(whole("llama"), GateResult().removed()) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "said"),
+    [
+        ("llama", ["L0KV0", "L1KV1"], "an ordinary checkpoint, which from_pretrained reads"),
+        ("llama", ["L0H0", "L1KV0"], "layers keep from 2 to 3 heads"),
+        ("llama", ["L0H0", "L0H2", "L1KV0"], "layers keep from 1 to 2 key-value heads"),
+        ("llama", ["L0H0", "L1H0"], "serve unequal numbers of query heads"),
+        ("llama", ["L0KV0", "L0KV1"], "a layer keeps no head"),
+        ("gpt2", ["L0H0", "L1H0"], "GPT2Config cannot hold 3 heads of 8 in every layer"),
+        ("gemma3-mqa", ["L0H0", "L1H0"], "is not a multiple of the number of attention heads"),
+    ],
+)
+def test_what_reads_it_and_why(name: str, heads: list[str], said: str, whole: Any):
+    pruning = pruning_of(remove_heads(whole(name), heads))
+    assert pruning is not None
+    assert said in pruning.saved_as
+    assert pruning.ordinary is ("load_pruned" not in pruning.saved_as)
 
 
 @pytest.mark.parametrize(
@@ -180,30 +221,3 @@ def test_bfloat16():
     model = build_tiny("llama", dtype=torch.bfloat16)
     smaller = remove_heads(model, ["L0KV0", "L1KV1"])
     assert {weight.dtype for weight in smaller.parameters()} == {torch.bfloat16}
-
-
-def test_report(whole: Any):
-    smaller = remove_heads(whole("llama"), ["L0KV0", "L1H3"])
-    report = removal_report(whole("llama"), smaller, seq_len=16, repeats=2)
-    rows = report.frame.set_index("quantity")
-    assert rows.loc["heads"].tolist() == [8, 5, 5 / 8]
-    # of 32 wide: 3 queries' rows and columns of 8, and one key and one value of 8
-    assert rows.before["parameters"] - rows.after["parameters"] == 32 * 8 * (3 * 2 + 2)
-    assert rows.loc["kv_bytes_per_token"].tolist() == [4 * 8 * 8, 4 * 8 * 6, 0.75]
-    # 2·N·(weights) and 4·N²·h·d, softmax aside: layer 0 loses 2 of 4 heads and 1 of 2 groups
-    lost = 2 * 16 * 32 * 8 * (3 * 2 + 2) + 3 * 4 * 16 * 16 * 8
-    softmax = rows.before["attention_flops"] - rows.after["attention_flops"] - lost
-    assert 0 <= softmax <= 3 * 16 * 16 * 10
-    assert (rows.loc[["prefill_ms", "decode_ms"], ["before", "after"]] > 0).all(axis=None)
-    assert "latents" not in str(report)
-
-
-def test_report_says_that_latents_stay(whole: Any):
-    smaller = remove_heads(whole("deepseek_v3"), ["L0H1"])
-    report = removal_report(whole("deepseek_v3"), smaller, seq_len=8, repeats=1)
-    assert report.frame.set_index("quantity").ratio["kv_bytes_per_token"] == 1
-    assert "The cache holds latents" in repr(report)
-    with pytest.raises(InputError, match="nothing is known of what was cut"):
-        removal_report(whole("llama"), whole("llama"))
-    with pytest.raises(InputError, match="repeats must be a positive whole number; got 0"):
-        removal_report(whole("llama"), smaller, repeats=0)

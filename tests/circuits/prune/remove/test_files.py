@@ -1,5 +1,6 @@
 """Pruned models in folders: both kinds come back, and hostile folders are refused plainly."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -12,12 +13,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
+from headatlas.circuits.console import load_model
+from headatlas.circuits.cost.read import attention_shapes
 from headatlas.circuits.prune.remove.cut import Cut, read_cut
 from headatlas.circuits.prune.remove.files import load_pruned, save_pruned
-from headatlas.circuits.prune.remove.pruned_file import as_text, read_pruned
+from headatlas.circuits.prune.remove.pruned_file import as_text, read_pruned, reader_of
 from headatlas.circuits.prune.remove.pruning import pruning_of
 from headatlas.circuits.prune.remove.remove import remove_heads
 from headatlas.interp.errors import InputError
+from headatlas.interp.load import load
 from tests.interp.checkpoints import byte_level
 
 from .families import NAMES, all_heads, inputs, logits
@@ -33,6 +37,7 @@ def test_what_no_config_holds_comes_back(name: str, case: str, whole: Any, tmp_p
     with pytest.raises(InputError, match="Save it with save_pruned"):
         smaller.save_pretrained(tmp_path)
     save_pruned(smaller, tmp_path / "new" / "folder")
+    assert reader_of(tmp_path / "new" / "folder") == "headatlas.load_pruned"
     loaded, tokenizer = load_pruned(tmp_path / "new" / "folder")
     assert tokenizer is None
     assert type(loaded) is type(smaller)
@@ -68,9 +73,52 @@ def test_what_the_config_holds_needs_no_code_of_ours(name: str, whole: Any, tmp_
 def test_an_ordinary_model_replaces_another_in_its_folder(whole: Any, tmp_path: Path):
     save_pruned(remove_heads(whole("llama"), ["L0H1"]), tmp_path)
     save_pruned(remove_heads(whole("llama"), ["L0KV0", "L1KV0"]), tmp_path)
+    assert reader_of(tmp_path) == "from_pretrained"
     loaded, _ = load_pruned(tmp_path)
     assert loaded.config.num_key_value_heads == 1
     assert pruning_of(loaded) is None
+
+
+def test_an_interrupted_write_is_never_whole(
+    whole: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Neither the new model nor a mixture with the one that was there before."""
+    uneven = remove_heads(whole("llama"), ["L0H1"])
+    even = remove_heads(whole("llama"), ["L0KV0", "L1KV0"])
+    save_pruned(whole("llama"), tmp_path)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(InputError, match=r"cannot write the model .* disk full"):
+        save_pruned(uneven, tmp_path)
+    with pytest.raises(InputError, match=r"no model\.safetensors"):
+        load_pruned(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setattr("headatlas.circuits.prune.remove.files.as_text", full)
+    with pytest.raises(InputError, match="disk full"):
+        save_pruned(uneven, tmp_path)
+    with pytest.raises(InputError, match="cannot read"):
+        load_pruned(tmp_path)
+    monkeypatch.undo()
+    save_pruned(uneven, tmp_path)
+    monkeypatch.setattr(type(even), "save_pretrained", full)
+    with pytest.raises(InputError, match="disk full"):
+        save_pruned(even, tmp_path)
+    with pytest.raises(InputError, match=r"no model\.safetensors"):
+        load_pruned(tmp_path)
+
+
+def test_the_loader_of_whole_models_names_the_right_one(saved: Path, tmp_path: Path):
+    with pytest.raises(InputError, match=r"headatlas\.load_pruned\(") as refusal:
+        load(saved)
+    assert "\n" not in str(refusal.value)
+    loaded, tokenizer = load_model(str(saved))
+    assert tokenizer is None
+    assert pruning_of(loaded) is not None
+    with pytest.raises(InputError, match="no file or folder"):
+        load_model(str(tmp_path / "none"))
 
 
 def test_dtype_and_tokenizer(whole: Any, tmp_path: Path):
@@ -272,6 +320,8 @@ def test_any_change_of_a_folder_loads_or_is_refused(
         )
 
     _change(folder, change)
+    with contextlib.suppress(InputError):
+        assert len(attention_shapes(folder).layers) <= 2
     try:
         loaded, _ = load_pruned(folder)
     except InputError:
