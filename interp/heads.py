@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex, TypeGuard
 
@@ -139,11 +139,24 @@ def parse_head(text: str | HeadId | KvHeadId | tuple[int, int]) -> HeadId | KvHe
 def one_or_more(heads: Any) -> Any:
     """Heads as given, but a single one as a list of one, so that all can be gone through.
 
+    Raises:
+        InputError: what was given holds no heads, such as a result of which they are a field.
+
     Example:
         >>> one_or_more("L0H1"), one_or_more((0, 1)), one_or_more(["L0H1", (0, 2)])
         (['L0H1'], [(0, 1)], ['L0H1', (0, 2)])
     """
-    return [heads] if isinstance(heads, str | HeadId | KvHeadId) or _is_pair(heads) else heads
+    if isinstance(heads, str | HeadId | KvHeadId) or _is_pair(heads):
+        return [heads]
+    if isinstance(heads, Iterable):
+        return heads
+    instead = "one or more of them, such as ['L0H1', 'L2H3']"
+    if hasattr(heads, "removed"):
+        instead = f"the heads it holds: .removed{'()' * callable(heads.removed)}"
+    raise InputError(
+        f"heads are names such as 'L0H1', or a collection of them; got {type(heads).__name__}. "
+        f"Pass {instead}."
+    )
 
 
 def _is_pair(value: Any) -> TypeGuard[tuple[SupportsIndex, SupportsIndex]]:

@@ -148,11 +148,14 @@ def _checked(ids: Any, name: str) -> Tensor:
     listed = ids[:1] if isinstance(ids, list | tuple) else [ids]
     if any(isinstance(text, str) for text in listed):
         raise InputError(f"{name} is text; turn it into tokens with tokenize(tokenizer, text).")
-    whole = isinstance(ids, Tensor) and not (ids.is_floating_point() or ids.is_complex())
-    if not whole or ids.dtype == torch.bool or ids.ndim != 2 or not ids.numel():
+    if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel() or not _is_whole(ids):
         got = f"{ids.dtype} {tuple(ids.shape)}" if isinstance(ids, Tensor) else type(ids).__name__
         raise InputError(
             f"{name} must be Tokens or integer ids [batch, pos]; got {got}. Turn a text into "
             'tokens with tokenize(tokenizer, text), or tokenizer(text, return_tensors="pt").'
         )
     return ids
+
+
+def _is_whole(ids: Tensor) -> bool:
+    return not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from ....interp.forward import embedding_weight, undisturbed
 from ....interp.interventions import intervene, zero
 from ....interp.survey import is_encoder_decoder
+from .copies import comparison_twin
 from .cut import Cut
 
 _ROWS, _TOKENS, _PADDED, _DECODER_TOKENS = 3, 8, 3, 5
@@ -22,8 +23,10 @@ _ROWS, _TOKENS, _PADDED, _DECODER_TOKENS = 3, 8, 3, 5
 def limit_of(dtype: torch.dtype) -> float:
     """How far rounding may move the logits, relative to the largest: 3.5e-4 in float32.
 
-    It is what `attention_sites` allows. Shorter sums round otherwise, and a deep model amplifies
-    that: smollm2-135m moves by 2e-6 to 4e-5 when 27 to 243 of its 270 heads are cut out at random.
+    Half-precision models are compared in float32 too (`comparison_twin`), unless they are
+    quantised. It is what `attention_sites` allows. Shorter sums round otherwise, and a deep model
+    amplifies that: smollm2-135m moves by 2e-6 to 4e-5 when 27 to 243 of its 270 heads are cut out
+    at random.
     """
     # models take norms and softmax in float32 even when their dtype is float64
     return max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
@@ -112,6 +115,11 @@ def probe(model: PreTrainedModel) -> tuple[Tensor, Tensor | None, Mapping[str, T
         mask if "attention_mask" in takes else None,
         more if is_encoder_decoder(model) else {},
     )
+
+
+def drift_of(model: PreTrainedModel, wanted: Tensor) -> float:
+    """How far a model's logits are from those wanted, computed as `comparison_twin` says."""
+    return distance(probe_logits(comparison_twin(model)), wanted)
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:

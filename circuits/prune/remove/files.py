@@ -2,9 +2,13 @@
 
 An ordinary result is what `save_pretrained` writes. Any other folder holds
 
-    config.json         the config of the whole model
-    model.safetensors   the weights after the cut
-    pruned.json         schema_version, class, and per attention module the heads it keeps
+    config.json          the config of the whole model
+    pruned.safetensors   the weights after the cut
+    pruned.json          schema_version, class, SHA-256 of the weights, and per attention module
+                         the heads it keeps
+
+No file has the name that transformers looks for, so that `from_pretrained` refuses the folder: it
+would fill layers whose heads all went with random weights, and not fail.
 
 `load_pruned` builds the class from the config without weights, gives each listed part its size,
 sets the head counts, and fills the weights in.
@@ -18,24 +22,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from ....interp.checkpoint import check_folder
+from ....interp.checkpoint import Held, check_counts, read_config
 from ....interp.errors import InputError, one_line, shown
 from ....interp.files import atomic_write
 from ....interp.pretrained import check_size, quiet, read_folder, read_tokenizer, reading
 from ....interp.sites import check_model
 from .compare import probe_logits
 from .cut import Cut
-from .pruned_file import FILE, as_text, read_pruned
+from .pruned_file import FILE, WEIGHTS, PrunedFile, as_text, read_pruned
 from .pruning import Pruning, mark, pruning_of
+from .saved_tokenizer import forget_tokenizer, sha256_of, write_tokenizer
 from .surgery import resize, restructure
+from .weights_file import fill, read_weights
 
 __all__ = ["load_pruned", "save_pruned"]
 
-_WEIGHTS = "model.safetensors"
+_ORDINARY_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 def save_pruned(
@@ -52,13 +58,13 @@ def save_pruned(
         folder: made if it does not exist. The weights of a model in it go first and the new ones
             come last, after them `pruned.json` where there is one, so that an interrupted write is
             never read as a whole model.
-        tokenizer: saved beside it.
+        tokenizer: saved beside it. That of an earlier `save_pruned` goes in any case.
 
     Returns:
         The folder.
 
     Raises:
-        InputError: the folder cannot be written.
+        InputError: the path is empty, or the folder cannot be written.
 
     Example:
         >>> import tempfile
@@ -71,18 +77,21 @@ def save_pruned(
         torch.Size([4, 8])
     """
     model, target = check_model(model), Path(folder)
+    if not os.fspath(folder):
+        raise InputError("the path of the folder to write is empty; give one, such as 'smaller'.")
     pruning = pruning_of(model)
     try:
         target.mkdir(parents=True, exist_ok=True)
-        for stale in (target / _WEIGHTS, target / f"{_WEIGHTS}.index.json", target / FILE):
-            stale.unlink(missing_ok=True)
+        for stale in (*_ORDINARY_WEIGHTS, WEIGHTS, FILE):
+            (target / stale).unlink(missing_ok=True)
+        forget_tokenizer(target)
         with quiet():
             if tokenizer is not None:
-                tokenizer.save_pretrained(target)
+                write_tokenizer(tokenizer, target)
             if pruning is None or pruning.ordinary:
                 model.save_pretrained(target)
                 return target
-            _write(model, pruning.cuts, target)
+            _write(model, pruning, target)
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -92,7 +101,7 @@ def save_pruned(
     return target
 
 
-def _write(model: PreTrainedModel, cuts: Sequence[Cut], folder: Path) -> None:
+def _write(model: PreTrainedModel, pruning: Pruning, folder: Path) -> None:
     from safetensors.torch import save_file
 
     model.config.architectures = [type(model).__name__]
@@ -105,10 +114,12 @@ def _write(model: PreTrainedModel, cuts: Sequence[Cut], folder: Path) -> None:
     for name, weight in model.state_dict(keep_vars=True).items():
         if held.setdefault(id(weight), name) == name:  # a tied weight once
             weights[name] = weight.detach().contiguous().cpu()
-    with atomic_write(folder / _WEIGHTS) as partial:
+    with atomic_write(folder / WEIGHTS) as partial:
         save_file(weights, partial, metadata={"format": "pt"})
+    digest = sha256_of(folder / WEIGHTS)
+    content = PrunedFile(type(model).__name__, pruning.cuts, digest, pruning.earlier)
     with atomic_write(folder / FILE) as partial:
-        partial.write_text(as_text(type(model).__name__, cuts), encoding="utf-8")
+        partial.write_text(as_text(content), encoding="utf-8")
 
 
 def load_pruned(
@@ -127,17 +138,17 @@ def load_pruned(
 
     Raises:
         InputError: no such folder; files missing, corrupt, or only there as pickle; a class that
-            transformers lacks; weights that are missing, left over, or of another shape than
-            `pruned.json` says; a model that does not run.
+            transformers lacks; weights that are not those `pruned.json` was written with, missing,
+            left over, or of another shape than it says; a model that does not run.
 
     Reference: `headatlas.circuits.prune.remove.files` describes the format.
     """
     place = Path(folder)
     name = str(folder)
     try:
-        if not place.is_dir():
+        if not name or not place.is_dir():
             raise InputError(f"no folder {name!r}; give one that save_pruned wrote.")
-        whole = not (place / FILE).exists()
+        whole = not any((place / own).exists() for own in (FILE, WEIGHTS))
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         if isinstance(error, InputError):
             raise
@@ -147,17 +158,22 @@ def load_pruned(
     if whole:
         model, tokenizer = read_folder(place, dtype=dtype, name=name)
         return check_model(model), tokenizer
-    kind, cuts = read_pruned(place / FILE)
-    model = _build(place, kind, cuts, name)
-    _fill(model, _read_weights(place, dtype, name), name)
-    mark(model, Pruning(cuts, ordinary=False))
+    said = read_pruned(place / FILE)
+    weights = read_weights(place, said, dtype, name)
+    model = _build(place, said, weights, name)
+    fill(model, weights, name)
+    mark(model, Pruning.of(said.cuts, said.earlier, ordinary=False))
     _try_out(model, name)
     return model, _tokenizer(place, name)
 
 
-def _build(folder: Path, kind: str, cuts: Sequence[Cut], name: str) -> PreTrainedModel:
+def _build(
+    folder: Path, said: PrunedFile, weights: Mapping[str, Tensor], name: str
+) -> PreTrainedModel:
     """The model in its shape after the cut, its weights not yet filled in."""
-    held = check_folder(folder, name)
+    kind = said.kind
+    held = Held(len(weights), sum(weight.numel() for weight in weights.values()))
+    check_counts(read_config(folder, name), held.tensors, name)
     with quiet(), reading(name):
         import transformers
 
@@ -175,66 +191,27 @@ def _build(folder: Path, kind: str, cuts: Sequence[Cut], name: str) -> PreTraine
         with torch.random.fork_rng(devices=[]), no_init_weights():
             model = found(config).eval()
         model.tie_weights()
-        modules = dict(model.named_modules())
-        for cut in cuts:
-            if cut.module not in modules or cut.output not in modules:
-                raise InputError(
-                    f"{FILE} of {name!r} names a module that {kind} lacks: {cut.module[:80]!r} "
-                    f"with {cut.output[:80]!r}. Save the model again."
-                )
-        with torch.no_grad():
-            for cut in cuts:
-                if not cut.whole:
-                    resize(model, cut)
-            restructure(model, cuts)
+        _shrink(model, said.cuts, name)
         if (folder / "generation_config.json").is_file():
             settings = transformers.GenerationConfig.from_pretrained(folder, local_files_only=True)
             model.generation_config = settings
     return model
 
 
-def _read_weights(folder: Path, dtype: torch.dtype, name: str) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    if not (folder / _WEIGHTS).is_file():
-        raise InputError(f"{name!r} has no {_WEIGHTS}. Save the model again with save_pruned.")
-    try:
-        weights = load_file(folder / _WEIGHTS)
-    except (SafetensorError, OSError, ValueError) as error:
-        raise InputError(
-            f"{_WEIGHTS} of {name!r} is corrupt or cut off: {one_line(error)}."
-        ) from error
-    return {
-        key: value.to(dtype) if value.is_floating_point() else value
-        for key, value in weights.items()
-    }
-
-
-def _fill(model: nn.Module, weights: Mapping[str, Tensor], name: str) -> None:
-    """Put the weights in, each where its name and shape fit, every one of them."""
-    wanted = model.state_dict(keep_vars=True)
-    there = {id(weight) for key, weight in wanted.items() if key in weights}
-    missing = [key for key, weight in wanted.items() if id(weight) not in there]
-    extra = [key for key in weights if key not in wanted]
-    if missing or extra:
-        what = f"lacks the weight {missing[0]!r}" if missing else f"holds {extra[0]!r:.80} beside"
-        raise InputError(f"{name!r} {what}; its files do not belong together. Save it again.")
-    for key, weight in weights.items():
-        if weight.shape != wanted[key].shape:
+def _shrink(model: PreTrainedModel, cuts: Sequence[Cut], name: str) -> None:
+    """Give a whole model the shape after the cuts."""
+    modules = dict(model.named_modules())
+    for cut in cuts:
+        if cut.module not in modules or cut.output not in modules:
             raise InputError(
-                f"{key!r} of {name!r} has shape {tuple(weight.shape)}; by config.json and {FILE} "
-                f"it must be {tuple(wanted[key].shape)}. Save the model again."
+                f"{FILE} of {name!r} names a module that {type(model).__name__} lacks: "
+                f"{cut.module[:80]!r} with {cut.output[:80]!r}. Save the model again."
             )
-    filled = {id(wanted[key]): nn.Parameter(weight) for key, weight in weights.items()
-              if isinstance(wanted[key], nn.Parameter)}  # fmt: skip
-    for module in model.modules():
-        for key, weight in module._parameters.items():
-            if weight is not None and id(weight) in filled:
-                module._parameters[key] = filled[id(weight)]
-    buffers = {key for key, value in wanted.items() if not isinstance(value, nn.Parameter)}
-    rest = {key: value for key, value in weights.items() if key in buffers}
-    model.load_state_dict(rest, strict=False)
+    with torch.no_grad():
+        for cut in cuts:
+            if not cut.whole:
+                resize(model, cut)
+        restructure(model, cuts)
 
 
 def _try_out(model: PreTrainedModel, name: str) -> None:

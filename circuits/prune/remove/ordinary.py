@@ -13,13 +13,13 @@ from transformers.initialization import no_init_weights
 
 from ....interp.errors import one_line
 from ....interp.pretrained import quiet
-from .compare import distance, limit_of, probe_logits
+from .compare import drift_of
 from .cut import Cut
 
 
 def ordinary_model(
-    model: PreTrainedModel, cuts: Sequence[Cut], wanted: Tensor
-) -> tuple[PreTrainedModel | None, str]:
+    model: PreTrainedModel, cuts: Sequence[Cut], wanted: Tensor, limit: float
+) -> tuple[PreTrainedModel | None, float, str]:
     """The pruned model, rebuilt from its class and a changed config; else None, and why not.
 
     The config must survive being written and read, the class built from it must have the pruned
@@ -29,19 +29,23 @@ def ordinary_model(
         model: the pruned model.
         cuts: what was cut out of it.
         wanted: `probe_logits` of the masked model.
+        limit: how far the logits may be from those.
+
+    Returns:
+        (model, how far its logits are from those wanted, why there is none).
     """
     unequal = _unequal(cuts)
     if unequal:
-        return None, unequal
+        return None, float("nan"), unequal
     n, n_kv, d = len(cuts[0].kept), len(cuts[0].kv_kept), cuts[0].d_head
     refusals: list[str] = []
     for config in _configs(model.config, (n, n_kv, d), refusals):
         made = _build(model, config, refusals)
-        if made is not None and distance(probe_logits(made), wanted) <= limit_of(model.dtype):
-            return made, ""
+        if made is not None and (drift := drift_of(made, wanted)) <= limit:
+            return made, drift, ""
     kind = type(model.config).__name__
     why = f" ({refusals[0]})" if refusals else ""
-    return None, f"{kind} cannot hold {n} heads of {d} in every layer{why}"
+    return None, float("nan"), f"{kind} cannot hold {n} heads of {d} in every layer{why}"
 
 
 def _unequal(cuts: Sequence[Cut]) -> str:
@@ -106,6 +110,12 @@ def _build(model: PreTrainedModel, config: Any, refusals: list[str]) -> PreTrain
 def _like(made: PreTrainedModel, model: PreTrainedModel) -> PreTrainedModel:
     """Give a rebuilt model the device, the modes and the generation settings of another."""
     nn.Module.to(made, model.device)
+    known = dict(model.named_buffers())
+    for name, buffer in made.named_buffers():
+        # `model.bfloat16()` rounds what a config computes anew, such as RoPE's frequencies
+        if name in known and buffer.is_floating_point():
+            path, _, key = name.rpartition(".")
+            made.get_submodule(path)._buffers[key] = buffer.to(known[name].dtype)
     for name, weight in made.named_parameters():
         weight.requires_grad_(model.get_parameter(name).requires_grad)
     flags = {name: module.training for name, module in model.named_modules()}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from torch import nn
@@ -22,25 +22,53 @@ class Pruning:
     """What `remove_heads` cut out of a model.
 
     Attributes:
-        cuts: per attention module, in call order.
+        cuts: per attention module, in call order: what it was before by the model's config, and
+            what it keeps. Of an ordinary model, what it was in the whole model.
         ordinary: whether the model is an ordinary one of its class, which `from_pretrained` reads;
             else its layers differ from its config, and `load_pruned` reads it.
-        drift: how far the logits are from those of the masked model, relative to the largest; None
-            for a model that was loaded.
+        drift: how far the logits are from those of the masked model, in float32 for narrower
+            models, relative to the largest; None for a model that was loaded.
         reason: why it is not ordinary, in words; empty for a model that was loaded.
+        earlier: the cuts of the ordinary result that these heads were cut out of, by the whole
+            model; empty where they were cut out of the whole model.
     """
 
     cuts: tuple[Cut, ...]
     ordinary: bool
     drift: float | None = None
     reason: str = ""
+    earlier: tuple[Cut, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        cuts: Sequence[Cut],
+        earlier: Sequence[Cut],
+        *,
+        ordinary: bool,
+        drift: float | None = None,
+        reason: str = "",
+    ) -> Pruning:
+        """What these cuts come to after earlier ones, which an ordinary model's config forgot."""
+        made = cls(tuple(cuts), ordinary, drift, reason, tuple(earlier))
+        return replace(made, cuts=made.whole, earlier=()) if ordinary else made
+
+    @property
+    def whole(self) -> tuple[Cut, ...]:
+        """The cuts by the whole model: what each attention module was in it, and what it keeps."""
+        if not self.earlier:
+            return self.cuts
+        return tuple(
+            first if cut.whole else _of_the_whole(first, cut)
+            for first, cut in zip(self.earlier, self.cuts, strict=True)
+        )
 
     @property
     def removed(self) -> tuple[HeadId, ...]:
         """The heads that are gone, by their addresses in the whole model."""
         return tuple(
             HeadId(cut.stack, cut.layer, head)
-            for cut in self.cuts
+            for cut in self.whole
             for head in range(cut.n_heads)
             if head not in cut.kept
         )
@@ -48,7 +76,7 @@ class Pruning:
     @property
     def n_removed(self) -> int:
         """How many heads are gone."""
-        return sum(cut.n_heads - len(cut.kept) for cut in self.cuts)
+        return sum(cut.n_heads - len(cut.kept) for cut in self.whole)
 
     @property
     def saved_as(self) -> str:
@@ -78,7 +106,7 @@ class Pruning:
         """
         layers: Counter[str] = Counter()
         found = {}
-        for cut in self.cuts:
+        for cut in self.whole:
             if not cut.kept:
                 continue
             layer = layers[cut.stack]
@@ -86,6 +114,17 @@ class Pruning:
             for head, before in enumerate(cut.kept):
                 found[HeadId(cut.stack, layer, head)] = HeadId(cut.stack, cut.layer, before)
         return found
+
+
+def _of_the_whole(first: Cut, second: Cut) -> Cut:
+    """One cut in place of two, of which the second counts by what the first left."""
+    kept = tuple(first.kept[head] for head in second.kept)
+    return replace(second, n_heads=first.n_heads, n_kv_heads=first.n_kv_heads, kept=kept)
+
+
+def left_by(cuts: Sequence[Cut]) -> list[tuple[str, int]]:
+    """Modules in order, with how many heads the cuts left them."""
+    return [(cut.module, len(cut.kept)) for cut in cuts]
 
 
 def pruning_of(model: nn.Module) -> Pruning | None:

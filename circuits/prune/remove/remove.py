@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -16,10 +15,11 @@ from ....interp.named_heads import locate
 from ....interp.sites import check_model
 from ....interp.switch import is_switched
 from .anatomy import Anatomy, anatomies
-from .compare import distance, limit_of, probe_logits, silenced
+from .compare import drift_of, limit_of, probe_logits, silenced
+from .copies import comparison_twin, copied
 from .cut import Cut
 from .ordinary import ordinary_model
-from .pruning import Pruning, mark, pruning_of
+from .pruning import Pruning, left_by, mark, pruning_of
 from .surgery import keep_inputs, keep_outputs, keep_rows, restructure
 
 __all__ = ["remove_heads"]
@@ -32,7 +32,8 @@ def remove_heads(model: PreTrainedModel, heads: Heads | Collection[HeadId]) -> P
     group is left, and with them their part of the KV cache. A layer without heads adds its output
     bias, if it has one. The logits are compared with those of the given model with z[h] = 0 on a
     few tokens, padded on both sides, and must agree to rounding; `pruning_of(result).drift` is how
-    far they are apart.
+    far they are apart. A model narrower than float32 is compared in a float32 copy, one at a time,
+    which takes memory for the weights of the whole model in float32.
 
     Where every layer keeps equally many heads and the family's config can say so, the result is an
     ordinary model of its class, whose `save_pretrained` any transformers reloads. Otherwise it is
@@ -45,13 +46,15 @@ def remove_heads(model: PreTrainedModel, heads: Heads | Collection[HeadId]) -> P
         heads: the heads to cut out; a key-value head stands for all query heads of its group.
 
     Returns:
-        The new model, in the same mode, dtype and place as the given one.
+        The new model, in the same mode, dtype and place as the given one. Hooks registered on the
+        given one's modules are not taken over, and play no part in the comparison. Heads cut out
+        of a model that is itself an ordinary result add up: `pruning_of` names all of them.
 
     Raises:
         InputError: an unknown head, or a result in place of the heads it holds; a model that cannot
             be hooked, or whose projections or norms cannot be cut by heads; a layer that works with
             its heads in a way that does not bear fewer, seen by its logits; a model that
-            `remove_heads` made, unless it is ordinary.
+            `remove_heads` made, unless it is ordinary; a model that cannot be copied.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -70,20 +73,33 @@ def remove_heads(model: PreTrainedModel, heads: Heads | Collection[HeadId]) -> P
     model = check_model(model)
     _check(model)
     asked = _heads(heads)
-    found = anatomies(model)
+    twin = comparison_twin(model)
+    found = anatomies(twin)
     named = locate(asked, [one.site for one in found])
     gone = {site: set(entry.query) for site, entry in named.items()}
-    returns = _returns(model, found)
+    returns = _returns(twin, found)
     cuts = [_cut(one, gone.get(one.site, set()), returns[one.site.module]) for one in found]
-    smaller = copy.deepcopy(model)
+    first = pruning_of(model)
+    earlier = () if first is None else first.whole
+    if earlier and left_by(earlier) != [(cut.module, cut.n_heads) for cut in cuts]:
+        raise InputError(
+            f"the layers of this {type(model).__name__} are not those that remove_heads left, so "
+            "its heads have no address in the whole model. Save it, load it, and pass that."
+        )
     if all(cut.whole for cut in cuts):
-        mark(smaller, Pruning(tuple(cuts), ordinary=True, drift=0.0))
+        smaller = copied(model)
+        mark(smaller, Pruning.of(cuts, earlier, ordinary=True, drift=0.0))
         return smaller
+    with silenced(twin, cuts):
+        wanted = probe_logits(twin)
+    limit = limit_of(twin.dtype)
+    del twin  # its float32 weights go before the next copy comes
+    smaller = copied(model)
     with torch.no_grad():
         for one, cut in zip(found, cuts, strict=True):
             _slice(smaller, one, cut)
         restructure(smaller, cuts)
-    return _compared(model, smaller, cuts)
+    return _compared(smaller, cuts, earlier, (wanted, limit))
 
 
 def _heads(heads: Any) -> list[HeadId | KvHeadId]:
@@ -169,14 +185,23 @@ def _slice(model: PreTrainedModel, one: Anatomy, cut: Cut) -> None:
 
 
 def _compared(
-    model: PreTrainedModel, smaller: PreTrainedModel, cuts: Sequence[Cut]
+    smaller: PreTrainedModel,
+    cuts: Sequence[Cut],
+    earlier: Sequence[Cut],
+    reference: tuple[Tensor, float],
 ) -> PreTrainedModel:
-    """The pruned model, ordinary where it can be, after its logits were compared."""
-    kind, limit = type(model).__name__, limit_of(model.dtype)
-    with silenced(model, cuts):
-        wanted = probe_logits(model)
+    """The pruned model, ordinary where it can be, after its logits were compared.
+
+    Args:
+        smaller: the pruned model.
+        cuts: what was cut out of it.
+        earlier: what was cut out before, of an ordinary result.
+        reference: the masked model's logits, and how far the pruned one's may be from them.
+    """
+    kind, (wanted, limit) = type(smaller).__name__, reference
     try:
-        drift = distance(probe_logits(smaller), wanted)
+        probe_logits(smaller)  # in its own dtype
+        drift = drift_of(smaller, wanted)
     except (
         Exception
     ) as error:  # a module may break in any way on a number of heads it does not bear
@@ -190,12 +215,12 @@ def _compared(
         also = f" (besides its projections, {also} was cut by heads)" if also else ""
         raise InputError(
             f"{kind} without these heads differs from the model with them silenced by "
-            f"{drift:.1e} of its largest logit, over the limit {limit:.1e} of {model.dtype}{also}; "
-            "its layers do something else by heads. Silence them instead, with zero(heads)."
+            f"{drift:.1e} of its largest logit, over the limit {limit:.1e}{also}; its layers do "
+            "something else by heads. Silence them instead, with zero(heads)."
         )
-    made, reason = ordinary_model(smaller, cuts, wanted)
-    if made is not None:
-        drift = distance(probe_logits(made), wanted)
-    result = smaller if made is None else made
-    mark(result, Pruning(tuple(cuts), made is not None, drift, reason))
-    return result
+    made, new_drift, reason = ordinary_model(smaller, cuts, wanted, limit)
+    if made is None:
+        mark(smaller, Pruning.of(cuts, earlier, ordinary=False, drift=drift, reason=reason))
+        return smaller
+    mark(made, Pruning.of(cuts, earlier, ordinary=True, drift=new_drift))
+    return made

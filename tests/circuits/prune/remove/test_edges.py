@@ -1,18 +1,21 @@
 """Nothing, everything, what cannot be cut, and what a pruned model can still do."""
 
 import copy
+import threading
 from typing import Any
 
 import pytest
 import torch
 
 from headatlas.circuits.prune.remove import remove as module
+from headatlas.circuits.prune.remove.copies import comparison_twin
 from headatlas.circuits.prune.remove.pruning import pruning_of
 from headatlas.circuits.prune.remove.remove import remove_heads
 from headatlas.interp.capture import capture
 from headatlas.interp.errors import InputError
 from headatlas.interp.heads import HeadId
 from headatlas.interp.interventions import intervene, zero
+from headatlas.interp.sites import attention_sites
 from tests.conftest import DECODER, build_tiny
 
 from .families import NAMES, all_heads, inputs, logits
@@ -136,6 +139,7 @@ def test_a_norm_over_all_heads_is_named():
 @pytest.fixture(autouse=True)
 def _olmo(families: Any):
     families.setdefault("olmo2", DECODER)
+    families.setdefault("stablelm", {**DECODER, "qk_layernorm": True})
     families.setdefault("cohere", {**DECODER, "use_qk_norm": True})
 
 
@@ -221,3 +225,145 @@ def test_bfloat16():
     model = build_tiny("llama", dtype=torch.bfloat16)
     smaller = remove_heads(model, ["L0KV0", "L1KV1"])
     assert {weight.dtype for weight in smaller.parameters()} == {torch.bfloat16}
+
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_one_bound_holds_for_every_dtype(dtype: torch.dtype):
+    """StableLM norms each head by itself, and heads that stay would get another's norm.
+
+    In bfloat16 that is hardly more than rounding.
+    """
+    model = build_tiny("stablelm", seed=3)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for name, weight in model.named_parameters():
+            if "layernorm.norms" in name:
+                weight.copy_(1 + 0.02 * torch.randn(weight.shape))
+    with pytest.raises(InputError, match=r"differs from .* over the limit 3\.5e-04"):
+        remove_heads(model.to(dtype), ["L0H0", "L1H0"])
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "deepseek_v3", "gpt_oss", "t5"])
+def test_half_precision_is_cut_as_it_is(name: str, dtype: torch.dtype, whole: Any):
+    """Also where RoPE's frequencies were rounded with the weights."""
+    model = copy.deepcopy(whole(name)).to(dtype)
+    half = [head for head in all_heads(name) if head.head < 2]
+    for heads, ordinary in ((half, name != "gpt2"), (half[:1], False)):
+        smaller = remove_heads(model, heads)
+        pruning = pruning_of(smaller)
+        assert pruning is not None
+        assert pruning.drift is not None
+        assert pruning.drift < 1e-5
+        assert pruning.ordinary is ordinary
+        assert {weight.dtype for weight in smaller.parameters()} == {dtype}
+        given = inputs(name, left=False)
+        with intervene(model, zero(heads)):
+            wanted = logits(model, given)
+        gap = (logits(smaller, given) - wanted).abs().max() / wanted.abs().max()
+        assert gap < 0.1
+
+
+def test_a_twin_shares_what_needs_no_widening():
+    model = build_tiny("llama")
+    own, twin = model.lm_head.weight, comparison_twin(model).lm_head.weight
+    assert twin is own
+    half = build_tiny("llama", dtype=torch.bfloat16)
+    half.model.norm.float()
+    half.config._attn_implementation_internal = "flash_attention_2"
+    wide = comparison_twin(half)
+    assert {weight.dtype for weight in wide.parameters()} == {torch.float32}
+    assert wide.model.norm.weight is half.model.norm.weight
+    assert wide.config._attn_implementation == "sdpa"
+    assert half.config._attn_implementation == "flash_attention_2"
+    assert half.lm_head.weight.dtype == torch.bfloat16
+
+
+def test_quantised_weights_are_compared_as_they_are():
+    class Packed(torch.nn.Parameter):
+        """As quantisers' own: a subclass of Parameter."""
+
+    model = build_tiny("llama", dtype=torch.bfloat16)
+    model.model.layers[0].mlp.up_proj.weight = Packed(model.model.layers[0].mlp.up_proj.weight)
+    twin = comparison_twin(model)
+    assert {weight.dtype for weight in twin.parameters()} == {torch.bfloat16}
+    assert twin.model.layers[0].mlp.up_proj.weight is model.model.layers[0].mlp.up_proj.weight
+    assert remove_heads(model, ["L0H1"]) is not None
+
+
+def heads_of(*names: str) -> set[HeadId]:
+    return {HeadId("", int(name[1]), int(name[3])) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("second", "gone", "ordinary"),
+    [
+        ([], (), True),
+        (["L0H0"], ("L0H0",), False),  # heads 0 and 2 are left
+        (["L0H1", "L1H0"], ("L0H2", "L1H1"), True),
+    ],
+)
+def test_cuts_add_up(second: list[str], gone: tuple[str, ...], ordinary: bool, whole: Any):
+    first = ("L0H1", "L0H3", "L1H0", "L1H2")
+    once = remove_heads(whole("llama"), list(first))
+    twice = remove_heads(once, second)
+    pruning, at_once = pruning_of(twice), pruning_of(remove_heads(whole("llama"), [*first, *gone]))
+    assert pruning is not None
+    assert at_once is not None
+    assert pruning.ordinary is ordinary
+    assert set(pruning.removed) == heads_of(*first, *gone)
+    assert pruning.n_removed == len(first) + len(gone)
+    assert pruning.heads_before == at_once.heads_before
+    assert pruning.whole == at_once.cuts
+    left = [head for site in attention_sites(twice) for head in site.heads]
+    assert pruning.heads_before.keys() == set(left)
+    if ordinary and second:
+        thrice = pruning_of(remove_heads(twice, ["L1H0"]))
+        assert thrice is not None
+        assert set(thrice.removed) == heads_of(*first, *gone, "L1H3")
+
+
+def test_layers_that_went_after_a_cut_are_seen(whole: Any):
+    once = remove_heads(whole("llama"), ["L0KV0", "L1KV0"])
+    once.model.layers = once.model.layers[:1]
+    with pytest.raises(InputError, match="no address in the whole model"):
+        remove_heads(once, ["L0H0"])
+
+
+def test_what_cannot_be_copied_is_said(as_users_call: None):
+    model = build_tiny("llama")
+    model.lock = threading.Lock()
+    for heads in ([], ["L0H1"]):
+        with pytest.raises(InputError, match=r"Llama\w+ cannot be copied, .* Remove what was hung"):
+            remove_heads(model, heads)
+
+
+@pytest.mark.parametrize("heads", [["L0KV0", "L1KV0"], ["L0H1"], []])
+def test_hooks_stay_with_the_given_model(heads: list[str]):
+    """Of either kind of result; and they do not count in the comparison either."""
+    model, plain = build_tiny("llama"), build_tiny("llama")
+    seen: list[int] = []
+
+    def shout(module: Any, given: Any, output: Any) -> Any:
+        seen.append(1)
+        return output + 1
+
+    model.lm_head.register_forward_hook(shout)
+    model.model.layers[0].register_forward_pre_hook(lambda *_: seen.append(1))
+    given = inputs("llama", left=True)
+    model(**given, output_hidden_states=True)
+    seen.clear()
+    smaller = remove_heads(model, heads)
+    wanted = remove_heads(plain, heads)
+    assert torch.equal(logits(smaller, given), logits(wanted, given))
+    assert pruning_of(smaller) == pruning_of(wanted)
+    assert seen == []
+    smaller.set_attn_implementation("eager")
+    out = smaller(**given, output_hidden_states=True, output_attentions=True)
+    assert (len(out.hidden_states), len(out.attentions)) == (3, 2)
+    assert seen == []
+    logits(model, given)
+    assert len(seen) == 2

@@ -1,6 +1,7 @@
 """Pruned models in folders: both kinds come back, and hostile folders are refused plainly."""
 
 import contextlib
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -11,13 +12,21 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+)
 
 from headatlas.circuits.console import load_model
 from headatlas.circuits.cost.read import attention_shapes
 from headatlas.circuits.prune.remove.cut import Cut, read_cut
 from headatlas.circuits.prune.remove.files import load_pruned, save_pruned
-from headatlas.circuits.prune.remove.pruned_file import as_text, read_pruned, reader_of
+from headatlas.circuits.prune.remove.pruned_file import (
+    PrunedFile,
+    as_text,
+    read_pruned,
+    reader_of,
+)
 from headatlas.circuits.prune.remove.pruning import pruning_of
 from headatlas.circuits.prune.remove.remove import remove_heads
 from headatlas.interp.errors import InputError
@@ -99,7 +108,7 @@ def test_an_interrupted_write_is_never_whole(
     monkeypatch.setattr("headatlas.circuits.prune.remove.files.as_text", full)
     with pytest.raises(InputError, match="disk full"):
         save_pruned(uneven, tmp_path)
-    with pytest.raises(InputError, match="cannot read"):
+    with pytest.raises(InputError, match=r"no file .*pruned\.json"):
         load_pruned(tmp_path)
     monkeypatch.undo()
     save_pruned(uneven, tmp_path)
@@ -108,6 +117,19 @@ def test_an_interrupted_write_is_never_whole(
         save_pruned(even, tmp_path)
     with pytest.raises(InputError, match=r"no model\.safetensors"):
         load_pruned(tmp_path)
+
+
+def test_a_folder_of_before_is_refused_by_its_version(folder: Path):
+    def old(content: Any) -> None:
+        del content["weights_sha256"], content["earlier"]
+        content["schema_version"] = 1
+
+    _change(folder, old)
+    (folder / "pruned.safetensors").rename(folder / "model.safetensors")
+    with pytest.raises(
+        InputError, match=r"schema_version 1; this release reads 2\. Save the model"
+    ):
+        load_pruned(folder)
 
 
 def test_the_loader_of_whole_models_names_the_right_one(saved: Path, tmp_path: Path):
@@ -148,12 +170,18 @@ def _change(folder: Path, change: Any) -> None:
     path.write_text(json.dumps(content))
 
 
+def _vouch(folder: Path) -> None:
+    """Have pruned.json say the digest of the weights as they are."""
+    digest = hashlib.sha256((folder / "pruned.safetensors").read_bytes()).hexdigest()
+    _change(folder, lambda content: content.update(weights_sha256=digest))
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
         ("config.json", "no config.json"),
-        ("model.safetensors", "no model.safetensors"),
-        ("pruned.json", "cannot read|lacks"),
+        ("pruned.safetensors", "no pruned.safetensors"),
+        ("pruned.json", "no file .*pruned.json"),
     ],
 )
 def test_missing_files(name: str, text: str, folder: Path):
@@ -172,16 +200,16 @@ def test_no_folder(tmp_path: Path):
 
 
 def test_only_pickle(folder: Path):
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(InputError, match="only as pickle"):
+    (folder / "pruned.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"no pruned\.safetensors"):
         load_pruned(folder)
 
 
 def test_an_index_that_leads_elsewhere(folder: Path):
-    (folder / "model.safetensors").rename(folder.parent / "outside.safetensors")
+    (folder / "pruned.safetensors").rename(folder.parent / "outside.safetensors")
     index = {"weight_map": {"lm_head.weight": "../outside.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(InputError, match=r"must map weights to \.safetensors files beside it"):
+    with pytest.raises(InputError, match=r"no pruned\.safetensors"):
         load_pruned(folder)
 
 
@@ -198,11 +226,14 @@ def test_code_is_not_run(folder: Path):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda c: c.update(schema_version=2), "schema_version 2; this release reads 1"),
+        (lambda c: c.update(schema_version=1), "schema_version 1; this release reads 2"),
+        (lambda c: c.update(weights_sha256="x" * 64), "must be 64 hexadecimal digits"),
+        (lambda c: c.update(earlier=[_CUT.as_record()]), "what earlier cuts kept is not what"),
         (lambda c: c.update({"class": "Popen"}), "no transformers model"),
         (lambda c: c.update({"class": "BertModel"}), "no transformers model"),
         (lambda c: c.update({"class": "os.system"}), "name of a model class"),
-        (lambda c: c.update(sites=[]), "sites must be a list"),
+        (lambda c: c.update(sites=[]), "at least one attention module"),
+        (lambda c: c.update(sites=3), "sites must be a list"),
         (lambda c: c.pop("sites"), "must be an object of"),
         (lambda c: c["sites"].append(c["sites"][0]), "lists one module twice"),
         (lambda c: c["sites"][1].update(module="model.nothing"), "names a module that"),
@@ -227,17 +258,19 @@ def test_a_pruned_json_that_lies(change: Any, text: str, folder: Path):
 
 
 def test_weights_of_other_shapes(folder: Path):
-    weights = load_file(folder / "model.safetensors")
+    weights = load_file(folder / "pruned.safetensors")
     name = f"{_Q}.weight"
     for changed, text in (
         ({**weights, name: weights[name][:8].clone()}, r"has shape \(8, 32\); .* \(24, 32\)"),
         ({**weights, "extra": torch.zeros(2)}, "holds 'extra' beside"),
         ({key: value for key, value in weights.items() if key != name}, "lacks the weight"),
     ):
-        save_file(changed, folder / "model.safetensors")
+        save_file(changed, folder / "pruned.safetensors")
+        _vouch(folder)
         with pytest.raises(InputError, match=text):
             load_pruned(folder)
-    (folder / "model.safetensors").write_bytes(b"\xff" * 40)
+    (folder / "pruned.safetensors").write_bytes(b"\xff" * 40)
+    _vouch(folder)
     with pytest.raises(InputError, match="corrupt or cut off"):
         load_pruned(folder)
 
@@ -251,12 +284,13 @@ def test_a_config_far_larger_than_the_files(folder: Path):
 
 
 _Q = "model.layers.1.self_attn.q_proj"
-_VALUES = st.recursive(
+VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
     max_leaves=6,
 )
 _CUT = Cut("a", "", 0, 4, 2, 8, 8, (0, 2), "a.o", 2, {"a.q": 16}, {"a.sinks": 2})
+_SAID = PrunedFile("LlamaModel", (_CUT,), "0" * 64, ())
 
 
 @settings(max_examples=150, deadline=None)
@@ -264,7 +298,7 @@ _CUT = Cut("a", "", 0, 4, 2, 8, 8, (0, 2), "a.o", 2, {"a.q": 16}, {"a.sinks": 2}
 def test_any_record_is_read_or_refused(data: st.DataObject):
     record = _CUT.as_record()
     for key in data.draw(st.sets(st.sampled_from([*record, "more"]), max_size=3)):
-        record[key] = data.draw(_VALUES)
+        record[key] = data.draw(VALUES)
     try:
         cut = read_cut(record, "pruned.json")
     except InputError:
@@ -277,7 +311,7 @@ def test_any_record_is_read_or_refused(data: st.DataObject):
 @settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(content=_VALUES | st.binary(max_size=60) | st.just(as_text("LlamaModel", [_CUT])))
+@given(content=VALUES | st.binary(max_size=60) | st.just(as_text(_SAID)))
 def test_any_file_is_read_or_refused(content: Any, tmp_path: Path):
     path = tmp_path / "pruned.json"
     if isinstance(content, bytes):
@@ -289,7 +323,7 @@ def test_any_file_is_read_or_refused(content: Any, tmp_path: Path):
         found = read_pruned(path)
     except InputError:
         return
-    assert found == ("LlamaModel", (_CUT,))
+    assert found == _SAID
 
 
 @settings(
