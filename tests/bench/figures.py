@@ -23,7 +23,7 @@ from headatlas.interp.files import atomic_write
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 _BLOCK = re.compile(
-    r"(<!-- figures: (?P<name>\w+)(?:\.(?P<part>\w+))? -->\n?).*?(\n?<!-- end -->)", re.DOTALL
+    r"(<!-- figures: (?P<name>\w+)(?:\.(?P<part>\w+))? -->\n?).*?\n?<!-- end -->", re.DOTALL
 )
 
 
@@ -59,7 +59,8 @@ def with_figures(text: str, name: str, figures: Mapping[str, str]) -> str:
         new = figures.get(block["part"] or "")
         if block["name"] != name or new is None:
             return block[0]
-        return f"{block[1]}{new.strip()}{block[4]}"
+        end = "\n<!-- end -->" if block[1].endswith("\n") else "<!-- end -->"
+        return f"{block[1]}{new.strip()}{end}"
 
     return _BLOCK.sub(renewed, text)
 
