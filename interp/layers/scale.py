@@ -244,8 +244,12 @@ def _rows(s: Tensor, sinks: Tensor | None) -> tuple[float, float, float, float]:
         raise InputError("no query sees two keys or more, so there is no softmax to look at.")
     a = softmax_rows(rows[None, None])[0][0, 0]
     share = torch.special.entr(a).sum(-1) / count.to(a.dtype).log()
-    # ‖diag(a) − a aᵀ‖² = Σ a² − 2 Σ a³ + (Σ a²)²
-    square = a.square().sum(-1)
-    norm = (square - 2 * a.pow(3).sum(-1) + square.square()).clamp(min=0).sqrt()
-    means = [x.mean() for x in (a.amax(-1), share, norm, 1 - square)]
+    # ‖diag(a) − a aᵀ‖² = Σ a_i² (1 − a_i)² + Σ_{i≠j} a_i² a_j², whose pairs are counted with the
+    # largest weight apart: where it is nearly 1, a difference of sums of all would be rounding
+    best, place = a.max(-1, keepdim=True)
+    others = a.square().scatter(-1, place, 0.0)
+    rest = others.sum(-1)
+    pairs = 2 * best[..., 0].square() * rest + (rest.square() - others.square().sum(-1))
+    norm = ((a * (1 - a)).square().sum(-1) + pairs.clamp(min=0)).sqrt()
+    means = [x.mean() for x in (best, share, norm, (a * (1 - a)).sum(-1))]
     return float(means[0]), float(means[1]), float(means[2]), float(means[3])

@@ -177,7 +177,7 @@ class TestWrongKinds:
             ({"names_filter": 5}, "names_filter is a name.*got 5"),
             ({"names_filter": [5]}, "names_filter holds 5"),
             ({"names_filter": [["z"]]}, "names_filter holds"),
-            ({"heads": 5}, "heads must be a sequence of heads.*got 5"),
+            ({"heads": 5}, "heads are names such as 'L0H1', or a collection of them; got int"),
             ({"device": "abacus"}, "device 'abacus' cannot be used"),
             ({"device": 1.5}, "device 1.5 cannot be used"),
         ],

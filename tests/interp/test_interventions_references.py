@@ -298,7 +298,7 @@ class TestArguments:
             (lambda: gate("L0H1", 10**400), "factor must be a number or a tensor"),
             (lambda: gate("L0H1", torch.ones(1, 1)), r"got torch.float32 \(1, 1\)"),
             (lambda: gate("L0H1", torch.tensor(True)), r"got torch.bool \(\)"),
-            (lambda: zero(5), "heads are addresses such as L3H2; got 5"),
+            (lambda: zero(5), "heads are names such as 'L0H1', or a collection of them; got int"),
             (lambda: zero([5]), "a head is written L18H6.*got 5"),
             (lambda: zero(None), "name the heads"),
             (lambda: zero("L0H1", None), "target is one of"),

@@ -221,7 +221,7 @@ def test_what_predicts_no_token_is_refused():
     [
         ({"heads": ["L9H0"]}, "no head L9H0; its last is L2H1"),
         ({"heads": []}, "no head is named"),
-        ({"ablations": ["knockout"]}, "among zero, mean, resample"),
+        ({"ablations": ["knockout"]}, "one of zero, mean, resample"),
         ({"ablations": ["zero", "zero"]}, "each once"),
         ({"ablations": []}, "among zero"),
         ({"behaviours": []}, "behaviours are a Behaviour"),

@@ -16,7 +16,9 @@ from headatlas.interp.errors import InputError
 from headatlas.interp.heads import HeadId
 from tests.circuits.causal.models import gpt2, llama, repeats
 
+EVERYWHERE = Behaviour("text", "Loss everywhere.", "random", lambda p: p.mask)
 COPIED = Behaviour("copied", "Loss at copied tokens.", "random", copied_next)
+HEADS = ["L0H0", "L1H1", "L2H0", "L2H1"]
 
 
 def test_interrupted_and_taken_up_again(tmp_path, monkeypatch):

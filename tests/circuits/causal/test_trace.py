@@ -89,7 +89,7 @@ def test_wrong_requests_are_refused(traced):
     model = copying_model()
     with pytest.raises(InputError, match="margin is a mass"):
         trace_induction(model, margin=1.5)
-    with pytest.raises(InputError, match="among zero, mean, resample"):
+    with pytest.raises(InputError, match="one of zero, mean, resample"):
         trace_induction(model, ablation="knockout")
     other = ha.classify(gpt2(), kinds="previous_token,induction", prompts=16, seq_len=32)
     with pytest.raises(InputError, match="of a model with other heads"):
@@ -114,7 +114,7 @@ def test_settings_of_another_sort_are_refused(options, message, as_users_call):
 
 
 def test_the_command_refuses_before_it_loads(tmp_path):
-    with pytest.raises(InputError, match="among zero, mean, resample"):
+    with pytest.raises(InputError, match="one of zero, mean, resample"):
         command("no-such-model", ablation="knockout")
     with pytest.raises(InputError, match="no known format"):
         command("no-such-model", out=tmp_path / "trace.txt")
