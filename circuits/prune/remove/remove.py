@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ....interp.errors import InputError
-from ....interp.heads import HeadId, Heads, KvHeadId, one_or_more, parse_head
+from ....interp.heads import HeadId, Heads, one_or_more, parse_head
 from ....interp.named_heads import locate
 from ....interp.sites import check_model
 from ....interp.switch import is_switched
@@ -72,7 +72,7 @@ def remove_heads(model: PreTrainedModel, heads: Heads | Collection[HeadId]) -> P
     """
     model = check_model(model)
     _check(model)
-    asked = _heads(heads)
+    asked = [parse_head(head) for head in one_or_more(heads)]
     twin = comparison_twin(model)
     found = anatomies(twin)
     named = locate(asked, [one.site for one in found])
@@ -100,20 +100,6 @@ def remove_heads(model: PreTrainedModel, heads: Heads | Collection[HeadId]) -> P
             _slice(smaller, one, cut)
         restructure(smaller, cuts)
     return _compared(smaller, cuts, earlier, (wanted, limit))
-
-
-def _heads(heads: Any) -> list[HeadId | KvHeadId]:
-    """What was asked for as addresses; results, which hold heads, are none."""
-    given = one_or_more(heads)
-    if not isinstance(given, Iterable):
-        instead = "one or more of them, such as ['L0H1', 'L2H3']"
-        if hasattr(heads, "removed"):
-            instead = f"the heads it holds: .removed{'()' * callable(heads.removed)}"
-        raise InputError(
-            f"heads are names such as 'L0H1', or a collection of them; got {type(heads).__name__}. "
-            f"Pass {instead}."
-        )
-    return [parse_head(head) for head in given]
 
 
 def _check(model: PreTrainedModel) -> None:
