@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..interp.errors import InputError, one_line
+from ..interp.errors import InputError
 from .atlas_check import (
     COLUMNS,
     META,
@@ -22,7 +22,7 @@ from .atlas_check import (
     check_rows,
 )
 from .atlas_tables import check_tables
-from .table_file import check_suffix, plain, plain_records, write_table
+from .table_file import check_suffix, plain, plain_records, refusing, write_table
 
 __all__ = ["COLUMNS", "META", "NATURAL", "NULL_CHECK_COLUMNS", "SCHEMA_VERSION"]
 
@@ -90,7 +90,7 @@ def read_atlas(path: Path) -> dict[str, Any]:
         raise InputError(f"no file {str(path)!r}.")
     if path.suffix.lower() not in readers:
         raise InputError(f"{path.name!r} cannot be loaded; an atlas is a .json or .parquet file.")
-    try:
+    with refusing(path, "not an atlas"):
         head, rows = readers[path.suffix.lower()](path)
         check_head(head)
         return {
@@ -99,14 +99,6 @@ def read_atlas(path: Path) -> dict[str, Any]:
             "null_check": check_null_check(head.get("null_check")),
             "tables": check_tables(head.get("tables")),
         }
-    except InputError as error:
-        raise InputError(f"{str(path)!r} is not an atlas: {error}") from None
-    except (ValueError, TypeError, KeyError, OSError, RecursionError, OverflowError) as error:
-        # ValueError covers JSON, Unicode and Arrow's own errors
-        raise InputError(
-            f"{str(path)!r} is not an atlas that can be read ({type(error).__name__}: "
-            f"{one_line(error)})."
-        ) from None
 
 
 def _read_json(path: Path) -> tuple[Any, Any]:

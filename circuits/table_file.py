@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..interp.errors import InputError
+from ..interp.errors import InputError, one_line
 from ..interp.files import atomic_write
 
 _SUFFIXES = (".json", ".csv", ".parquet")
@@ -25,6 +26,31 @@ def check_suffix(path: Path) -> None:
     """
     if path.suffix.lower() not in _SUFFIXES:
         raise InputError(f"{path.name!r} ends in no known format; use .json, .csv or .parquet.")
+
+
+@contextmanager
+def refusing(path: Path, what: str) -> Iterator[None]:
+    """Tell of a file whose content is refused, or breaks its reader, that it is `what`.
+
+    Raises:
+        InputError: whatever went wrong in the block.
+
+    Example:
+        >>> with refusing(Path("a.json"), "not an atlas"):
+        ...     raise KeyError("heads")
+        Traceback (most recent call last):
+        ...
+        headatlas.interp.errors.InputError: 'a.json' is not an atlas that can be read (KeyError: ...
+    """
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{str(path)!r} is {what}: {error}") from None
+    except (ValueError, TypeError, KeyError, OSError, RecursionError, OverflowError) as error:
+        # ValueError covers JSON, Unicode and Arrow's own errors
+        raise InputError(
+            f"{str(path)!r} is {what} that can be read ({type(error).__name__}: {one_line(error)})."
+        ) from None
 
 
 def write_table(

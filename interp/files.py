@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import secrets
@@ -126,6 +127,20 @@ def read_text(path: str | os.PathLike[str]) -> str:
     if not text.strip():
         raise InputError(f"{name!r} is empty; give a file with some text.")
     return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "empty"
+        >>> path.touch()
+        >>> sha256_of(path)[:8]
+        'e3b0c442'
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path, most_mib: int, name: str | None = None) -> Any:

@@ -10,12 +10,7 @@ from ...interp.errors import InputError
 from ...interp.heads import HeadId, Heads
 from ...interp.texts import Documents
 from ..causal.sweep import sweep_values
-from ..causal.sweep_file import (
-    Checkpoint,
-    beside,
-    fingerprint_sweep,
-    refuse_edited,
-)
+from ..causal.sweep_file import Checkpoint, beside, fingerprint_sweep, refuse_edited
 from ..fingerprint import fingerprint_model
 from .evaluate import Progress, evaluate, measured_rows, measures_of, trials_of
 from .evaluation import Evaluation
@@ -91,8 +86,7 @@ def ablate_heads(
     evaluations = {
         documents: {
             method: evaluate(
-                model, read, [chosen], ablation=method, seed=seed,
-                progress=progress,
+                model, read, [chosen], ablation=method, seed=seed, progress=progress
             )
         }
         for documents, read in plan.read(model, tokenizer, texts).items()

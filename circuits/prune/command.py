@@ -17,6 +17,7 @@ from ..console import (
     NamesOption,
     SeedOption,
     load_model,
+    names_between_commas,
 )
 from .live import live
 
@@ -81,7 +82,7 @@ def prune(
 ) -> None:
     """Choose heads to remove, cut them out, and measure the loss on held-out text."""
     # everything that can be refused is refused before the model is loaded
-    methods = _names([method])
+    methods = names_between_commas([method])
     shares = _numbers("target", target, "a share of the heads, above 0 and below 1", _is_share)
     prices = _numbers("lam", lam, "a price in nats per token, at least 0", _is_price)
     _check(methods, shares, prices, train, evaluate, out)
@@ -226,18 +227,12 @@ def _atlas(path: Path | None, methods: tuple[str, ...]) -> Any:
     return HeadAtlas.load(path)
 
 
-def _names(texts: list[str]) -> tuple[str, ...]:
-    """Names between commas, each once."""
-    names = [name.strip() for text in texts for name in text.split(",")]
-    return tuple(dict.fromkeys(name for name in names if name))
-
-
 def _numbers(
     name: str, texts: list[str] | None, what: str, fits: Callable[[float], bool]
 ) -> tuple[float, ...]:
     """Numbers between commas, rising, each once."""
     found = set()
-    for text in _names(texts or []):
+    for text in names_between_commas(texts):
         try:
             value = float(text)
         except ValueError:

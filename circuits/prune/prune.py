@@ -15,10 +15,12 @@ import pandas as pd
 
 from ...interp.attach import is_edited
 from ...interp.errors import InputError
+from ...interp.plain_text import counted
+from ...interp.probes import MIN_PROMPTS
 from ...interp.sites import check_model
 from ...interp.texts import Documents
 from ..ablate.evaluate import Progress, evaluate, measured_rows
-from ..ablate.result import REPEATED, TEXT
+from ..ablate.said import REPEATED, TEXT
 from ..atlas import HeadAtlas
 from ..fingerprint import fingerprint_model, fingerprint_prompts
 from .asked import Asked, check_asked
@@ -242,8 +244,9 @@ class _Run:
         for value, found in trained.items():
             said += [f"{self.asked.kind} {value:g}: {sentence}" for sentence in found.caveats]
         few = int(measured_rows(self.material.text.prompts).any(1).sum())
-        if few < 16:
-            said.append(f"{few} documents of held-out text: no interval, which takes 16.")
+        if few < MIN_PROMPTS:
+            told = f"{counted(few, 'document')} of held-out text"
+            said.append(f"{told}: no interval, which takes {MIN_PROMPTS}.")
         others = [name for name in self.asked.methods if name != "l0"]
         if config is not None and config.finetune is not None and others:
             said.append(f"weights were trained along for l0 alone, not for {', '.join(others)}.")

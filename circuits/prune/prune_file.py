@@ -16,7 +16,7 @@ import pandas as pd
 from ...interp.errors import InputError, one_line
 from ...interp.files import atomic_write, read_json
 from ...interp.heads import HeadId
-from ..table_file import plain_records, write_json
+from ..table_file import plain_records, refusing, write_json
 from .curve import CURVE_COLUMNS, DIFFERENCE_COLUMNS, WHOLE, Cut
 from .methods import LABELLED_GRADES, METHODS
 from .progress_file import MOST_MIB
@@ -113,15 +113,8 @@ def read_result(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise InputError(f"{str(folder)!r} holds no {RESULT}; give a folder of a pruning.")
     content = read_json(file, MOST_MIB)
-    try:
+    with refusing(file, "no result of a pruning"):
         return _fields(content)
-    except InputError as error:
-        raise InputError(f"{str(file)!r} is no result of a pruning: {error}") from None
-    except (ValueError, TypeError, KeyError, OSError, RecursionError, OverflowError) as error:
-        raise InputError(
-            f"{str(file)!r} is no result of a pruning that can be read "
-            f"({type(error).__name__}: {one_line(error)})."
-        ) from None
 
 
 def _cut_record(cut: Cut) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pandas as pd
 
 from ...interp.errors import InputError
 from ...interp.heads import HeadId
+from ...interp.plain_text import counted
 from ...interp.plots import write_figure
 from ..atlas import HeadAtlas
 from .curve import SECOND, Cut
@@ -284,7 +285,7 @@ class PruneResult:
     def __repr__(self) -> str:
         state = "" if self.finished else "unfinished: "
         lines = [
-            f"{state}{len(self.heads)} heads, {len(self.cuts)} cut{'s' * (len(self.cuts) != 1)} by "
+            f"{state}{counted(len(self.heads), 'head')}, {counted(len(self.cuts), 'cut')} by "
             f"{', '.join(self.methods)}"
         ]
         whole = self.curve.iloc[0].to_dict()

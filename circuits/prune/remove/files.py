@@ -28,14 +28,14 @@ from transformers.initialization import no_init_weights
 
 from ....interp.checkpoint import Held, check_counts, read_config
 from ....interp.errors import InputError, one_line, shown
-from ....interp.files import atomic_write
+from ....interp.files import atomic_write, sha256_of
 from ....interp.pretrained import check_size, quiet, read_folder, read_tokenizer, reading
 from ....interp.sites import check_model
 from .compare import probe_logits
 from .cut import Cut
 from .pruned_file import FILE, WEIGHTS, PrunedFile, as_text, read_pruned
 from .pruning import Pruning, mark, pruning_of
-from .saved_tokenizer import forget_tokenizer, sha256_of, write_tokenizer
+from .saved_tokenizer import forget_tokenizer, write_tokenizer
 from .surgery import resize, restructure
 from .weights_file import fill, read_weights
 

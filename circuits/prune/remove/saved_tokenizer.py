@@ -7,32 +7,17 @@ content by now is somebody else's, and stays.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
 
 from ....interp.errors import InputError
-from ....interp.files import atomic_write, read_json
+from ....interp.files import atomic_write, read_json, sha256_of
 
 RECORD = "saved.json"
 
 _MOST_MIB = 1
 _ENTRY = "tokenizer_files"
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal.
-
-    Example:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "empty"
-        >>> path.touch()
-        >>> sha256_of(path)[:8]
-        'e3b0c442'
-    """
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_tokenizer(tokenizer: Any, folder: Path) -> None:

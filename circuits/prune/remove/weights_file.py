@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ....interp.errors import InputError, one_line
+from ....interp.files import sha256_of
 from .pruned_file import FILE, WEIGHTS, PrunedFile
-from .saved_tokenizer import sha256_of
 
 
 def read_weights(
