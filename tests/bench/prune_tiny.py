@@ -111,7 +111,8 @@ class Subject:
         """Prune it, measured on the held-out text."""
         return prune_heads(
             self.model, self.tokenizer, train, eval_texts=self.text, atlas=self.atlas,
-            eval_documents=len(self.text), seq_len=LENGTH, progress=_note, **asked,
+            train_documents=None, eval_documents=len(self.text), seq_len=LENGTH, progress=_note,
+            **asked,
         )  # fmt: skip
 
 
