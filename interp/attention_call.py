@@ -135,6 +135,7 @@ class AttentionCall:
         weights: Weights | None = None,
         entropy: bool = False,
         top: bool = False,
+        received: bool = False,
     ) -> ProbeOut:
         """Statistics of the attention pattern in O(N) memory, from the known lse.
 
@@ -143,6 +144,7 @@ class AttentionCall:
             weights: which attention weights to write out.
             entropy: whether to return each row's entropy, in nats.
             top: whether to return each row's largest weight and its key.
+            received: whether to return the attention that each key receives from all rows.
 
         Raises:
             InputError: the scores or the pattern were edited, so q and k do not determine it.
@@ -162,6 +164,7 @@ class AttentionCall:
             weights=weights,
             entropy=entropy,
             top=top,
+            received=received,
             lse=self.lse.detach(),
         )
 

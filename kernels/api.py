@@ -5,8 +5,10 @@ from headatlas.kernels.api import Mask, Match, Scores, Weights, attention_probe
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
+import contextlib
+import importlib.util
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 
 from jaxtyping import Float
 from torch import Tensor, autocast
@@ -15,10 +17,9 @@ from .check import check_kinds, check_request
 from .masks import Mask
 from .values import Match, ProbeOut, Request, Scores, Weights
 
-__all__ = ["Mask", "Match", "ProbeOut", "Scores", "Weights", "attention_probe"]
+__all__ = ["Mask", "Match", "ProbeOut", "Scores", "Weights", "attention_probe", "use_backend"]
 
-# name -> module with a function probe(request, mask); None: known, but not in this release
-_BACKENDS = {"reference": "reference", "cpu": "cpu", "triton": None}
+_BACKENDS = ("cpu", "reference", "triton")
 
 
 def attention_probe(
@@ -32,6 +33,7 @@ def attention_probe(
     weights: Weights | None = None,
     entropy: bool = False,
     top: bool = False,
+    received: bool = False,
     lse: Float[Tensor, "batch head query"] | None = None,
     backend: str = "auto",
 ) -> ProbeOut:
@@ -40,6 +42,7 @@ def attention_probe(
         out = A v,   A[i, j] = exp(s[i, j] - lse[i]),   s as in `Scores`, visible keys as in `Mask`
         mass[i, m] = sum_j A[i, j] [q_label_m[i] == k_label_m[j]]
         entropy[i] = -sum_j A[i, j] ln A[i, j] - p_sink ln p_sink
+        received[j] = sum_i A[i, j]
 
     Query head h reads key/value head h // (head / kv_head). `out` carries gradients to q, k, v,
     the bias and the sinks; the statistics carry none.
@@ -51,14 +54,16 @@ def attention_probe(
         mask: Which keys each query sees.
         scores: Scale, softcap, bias and sinks.
         matches: Label pairs whose mass to sum.
-        weights: Heads and rows whose weights to write out.
+        weights: Heads and rows whose weights to write out, or the grid to pool them into.
         entropy: Compute the row entropy, nats.
         top: Compute each row's largest weight and its key.
+        received: Compute the attention that each key receives from all rows together.
         lse: The known log-sum-exp of these scores (sink included; NaN where they are NaN): then
             only statistics are computed and `out` is None.
-        backend: "cpu" (torch operators, any device), "reference" (float64, O(N²) memory) or
-            "auto", which is "cpu". A named backend never falls back to another. On a GPU "auto"
-            runs the same torch operators in row chunks; they are not tuned for it.
+        backend: "triton" (fused kernels, on NVIDIA GPUs of compute capability 8.0 on), "cpu"
+            (torch operators, any device), "reference" (float64, O(N²) memory) or "auto": "triton"
+            where its kernels can take the call, else "cpu". A named backend never falls back to
+            another.
 
     Returns:
         A `ProbeOut`; what was not asked for is None.
@@ -67,7 +72,7 @@ def attention_probe(
         ValueError: Arguments do not fit together, or an unknown backend.
         TypeError: A tensor holds the wrong kind of values, or an argument is no `Mask`, `Scores`,
             `Weights` or sequence of `Match`.
-        NotImplementedError: backend "triton", which this release does not have.
+        RuntimeError: backend "triton" where its kernels cannot run; the text says why.
 
     Example:
         >>> import torch
@@ -89,22 +94,75 @@ def attention_probe(
         weights=weights,
         entropy=entropy,
         top=top,
+        received=received,
         lse=lse,
     )
-    run = _backend(backend)
     check_request(request, mask)
     # statistics are computed in a dtype of their own, which autocast would narrow in products
     with autocast(q.device.type, enabled=False):
-        return run(request, mask)
+        return _run(backend, request, mask)
 
 
-def _backend(name: str):
-    name = "cpu" if name == "auto" else name
-    if name not in _BACKENDS:
-        raise ValueError(f"unknown backend {name!r}; choose from {['auto', *sorted(_BACKENDS)]}.")
-    module = _BACKENDS[name]
-    if module is None:
-        raise NotImplementedError(
-            f"backend {name!r} is not part of this release. Use 'auto', 'cpu' or 'reference'."
+_automatic: ContextVar[str | None] = ContextVar("automatic", default=None)
+
+
+@contextlib.contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Let "auto" mean one backend inside: to compare backends on a whole model.
+
+    Args:
+        name: "cpu", "reference" or "triton".
+
+    Raises:
+        ValueError: An unknown backend.
+
+    Example:
+        >>> import torch
+        >>> x = torch.ones(1, 1, 2, 4)
+        >>> with use_backend("reference"):
+        ...     attention_probe(x, x, x).lse.exp().round()
+        tensor([[[ 7., 15.]]])
+    """
+    _check_name(name, _BACKENDS)
+    token = _automatic.set(name)
+    try:
+        yield
+    finally:
+        _automatic.reset(token)
+
+
+def _run(name: str, request: Request, mask: Mask) -> ProbeOut:
+    _check_name(name, ("auto", *_BACKENDS))
+    if name == "auto":
+        name = _automatic.get() or ("triton" if _fits_triton(request) else "cpu")
+    if name == "triton" and not _has_triton():
+        raise RuntimeError(
+            "backend 'triton' needs Triton, which is not installed. Run `pip install triton` "
+            "(Linux), or use backend='cpu'."
         )
-    return importlib.import_module(f".{module}", __package__).probe
+    # written out, so that torch.compile can follow, and imported late, so that Triton is
+    if name == "triton":
+        from .fused import backend
+    elif name == "cpu":
+        from . import cpu as backend
+    else:
+        from . import reference as backend
+    return backend.probe(request, mask)
+
+
+def _check_name(name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        raise ValueError(f"unknown backend {name!r}; choose from {sorted(known)}.")
+
+
+def _has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def _fits_triton(request: Request) -> bool:
+    """Whether "auto" takes the Triton kernels: on a GPU that they run on."""
+    if request.q.device.type != "cuda" or not _has_triton():
+        return False
+    from .fused.backend import why_not
+
+    return why_not(request) is None

@@ -52,7 +52,7 @@ def attend(
         return v.new_zeros(*request.q.shape[:3], v.shape[-1]), _sink_only(request)
     lo, hi = mask.intervals(batch, n_query, n_key, request.q.device)
     if _needs_chunks(request):
-        return attend_in_chunks(request, mask)
+        return attend_in_chunks(request, lo, hi)
     if request.scores.bias is not None:
         plan = [Piece("masked", (0, batch), (0, n_query), (0, n_key))]
     else:
@@ -60,7 +60,7 @@ def attend(
         plan = mask.remember(key, lambda: pieces(lo, hi))
     out, lse = _fused(request, plan, lo, hi)
     if _spoilt(request, out, lse):
-        return attend_in_chunks(request, mask)
+        return attend_in_chunks(request, lo, hi)
     return _add_sinks(request, out, lse)
 
 

@@ -190,6 +190,7 @@ def _check_weights(weights: Weights, request: Request) -> None:
         raise ValueError(f"weights.heads must lie in 0..{n_heads - 1}; got {bad}.")
     if weights.dtype is not None and not weights.dtype.is_floating_point:
         raise TypeError(f"weights.dtype must be floating point; got {weights.dtype}.")
+    _check_pool(weights)
     if weights.rows is None:
         return
     _check_integers("weights.rows", weights.rows)
@@ -205,3 +206,32 @@ def _check_weights(weights: Weights, request: Request) -> None:
                 f"weights.rows must lie in -1..{n_query - 1} (-1 is an unused slot); got values "
                 f"from {low} to {high}."
             )
+
+
+def _check_pool(weights: Weights) -> None:
+    pool, reduce = weights.pool, weights.reduce
+    if reduce not in ("mean", "max"):
+        raise ValueError(f"weights.reduce must be 'mean' or 'max'; got {reduce!r}.")
+    if pool is None:
+        if reduce != "mean":
+            raise ValueError(
+                f"weights.reduce is {reduce!r} but there is no weights.pool to reduce. Pass "
+                "pool=(rows, keys), or leave reduce out."
+            )
+        return
+    whole = isinstance(pool, tuple) and len(pool) == 2
+    if not whole or any(isinstance(n, bool) or not isinstance(n, Integral) for n in pool):
+        raise TypeError(
+            f"weights.pool must be a tuple of two whole numbers, query rows and keys per cell; "
+            f"got {pool!r}."
+        )
+    if min(pool) < 1:
+        raise ValueError(
+            f"weights.pool must hold at least 1 row and 1 key per cell; got {pool}. None pools "
+            "nothing."
+        )
+    if weights.rows is not None:
+        raise ValueError(
+            "weights.rows and weights.pool were both given, but the grid of a pool covers all "
+            "rows. Leave one of them out."
+        )

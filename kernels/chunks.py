@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from .masks import Mask
 from .values import Request
 
 _ROWS = 256
@@ -44,7 +43,7 @@ def bias_block(
 
 
 def attend_in_chunks(
-    request: Request, mask: Mask
+    request: Request, lo: Int32[Tensor, "batch query"], hi: Int32[Tensor, "batch query"]
 ) -> tuple[Float[Tensor, "batch head query d_value"], Float[Tensor, "batch head query"]]:
     """out = A v and lse from ordinary operators, 256 rows at a time, recomputed in backward.
 
@@ -52,7 +51,8 @@ def attend_in_chunks(
 
     Args:
         request: The validated call, with v and nothing empty.
-        mask: Which keys a query may see.
+        lo: First visible key of each row.
+        hi: One past the last.
 
     Returns:
         out in v's dtype, lse in the statistics' dtype without gradient.
@@ -61,10 +61,10 @@ def attend_in_chunks(
         >>> from .values import Scores
         >>> x = torch.zeros(1, 1, 2, 4)
         >>> call = Request(q=x, k=x, v=x, scores=Scores(sinks=torch.zeros(1)))
-        >>> attend_in_chunks(call, Mask())[1][0, 0].exp().round()
+        >>> lo, hi = torch.tensor([[[0, 0]], [[1, 2]]], dtype=torch.int32)
+        >>> attend_in_chunks(call, lo, hi)[1][0, 0].exp().round()
         tensor([2., 3.])
     """
-    lo, hi = mask.intervals(*request.sizes, request.q.device)
     outs, norms = [], []
     for first in range(0, request.sizes[1], _ROWS):
         rows = slice(first, min(first + _ROWS, request.sizes[1]))

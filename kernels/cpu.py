@@ -2,8 +2,9 @@
 
 Attention itself goes through the fused CPU operator (`attend`). Masses of few keys per row cost
 one dot product per matching pair (`pairs`); everything else is read off tiles of A that never
-leave the cache (`sweep`); weights are computed for the chosen rows alone (`export`). The same code
-runs on other devices with larger tiles and without the fused operators.
+leave the cache (`sweep`); weights are computed for the chosen rows alone (`export`), or for a few
+rows at a time and pooled at once (`pool`). The same code runs on other devices with larger tiles
+and without the fused operators.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from .masks import Mask
 from .pairs import add_pairs
 from .plan import Plan
 from .planning import plan_matches
+from .pool import pool_weights
 from .sweep import Sums, sweep
 from .values import ProbeOut, Request
 
@@ -44,7 +46,10 @@ def probe(request: Request, mask: Mask) -> ProbeOut:
         out, lse = attend(request, mask)
     else:
         out, lse = None, request.lse.detach().to(request.stat_dtype)
-    wants = request.entropy or request.top or request.matches or request.weights is not None
+    wants = (
+        request.entropy or request.top or request.received or request.matches
+        or request.weights is not None
+    )  # fmt: skip
     sinks = request.scores.sinks
     if not wants and sinks is None:
         return ProbeOut(out=out, lse=lse)
@@ -80,15 +85,24 @@ def _statistics(request: Request, mask: Mask, out: Tensor | None, lse: Tensor) -
         top_weight=sums.top_weight,
         top_key=sums.top_key,
         sink_mass=sink_mass,
-        weights=None if request.weights is None else export_weights(request, mask, norm),
+        weights=_weights(request, mask, norm),
+        received=None if sums.received is None else sums.received.to(stat),
     )
+
+
+def _weights(request: Request, mask: Mask, norm: Tensor) -> Tensor | None:
+    if request.weights is None:
+        return None
+    write = export_weights if request.weights.pool is None else pool_weights
+    return write(request, mask, norm)
 
 
 def _gather(request: Request, mask: Mask, norm: Tensor) -> tuple[Tensor | None, Sums]:
     """Run what the call needs: single pairs, or one sweep for everything."""
-    (batch, n_query, _), heads = request.sizes, request.q.shape[1]
+    (batch, n_query, n_key), heads = request.sizes, request.q.shape[1]
     plan = plan_matches(request, mask) if request.matches else None
-    swept = request.entropy or request.top or (plan is not None and plan.needs_tiles)
+    wants = request.entropy or request.top or request.received
+    swept = wants or (plan is not None and plan.needs_tiles)
     new = norm.new_zeros
     columns = None if plan is None else plan.columns
     sums = Sums(
@@ -97,6 +111,7 @@ def _gather(request: Request, mask: Mask, norm: Tensor) -> tuple[Tensor | None, 
         entropy=new(norm.shape) if request.entropy else None,
         top_weight=new(norm.shape) if request.top else None,
         top_key=torch.full_like(norm, -1, dtype=torch.int64) if request.top else None,
+        received=new(batch, heads, n_key, dtype=torch.float64) if request.received else None,
     )
     if swept:
         sweep(request, mask, plan, norm, sums)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from .blocks import Rows, log_weights, weigh
@@ -50,17 +50,41 @@ def export_weights(
         part = slice(first, min(first + step, n_row))
         index = torch.arange(n_query, device=device)[part].expand(batch, -1)
         index = index if rows is None else rows[:, part]
-        block, edges = _block(request, mask, norm, index, chosen)
+        block, edges = chosen_rows(request, mask, norm, index, chosen)
         if edges is not None:
             keys = slice(block.key0, block.key0 + block.k.shape[2])
             out[:, :, part, keys] = weigh(log_weights(block, request), block, edges)[0].to(dtype)
     return out
 
 
-def _block(
-    request: Request, mask: Mask, norm: Tensor, index: Tensor, chosen: Tensor | None
+def chosen_rows(
+    request: Request,
+    mask: Mask,
+    norm: Float[Tensor, "batch head query"],
+    index: Int[Tensor, "batch row"],
+    chosen: Int[Tensor, " chosen_head"] | None,
 ) -> tuple[Rows, tuple[int, int] | None]:
-    """The rows `index` [batch, row] (-1: unused) of the chosen heads; None: all are dead."""
+    """Some rows of some heads, over the keys that any of them sees.
+
+    Args:
+        request: The call; q and k already in the statistics' type.
+        mask: Its mask.
+        norm: lse, plus infinity on dead rows.
+        index: Query rows per sequence; -1: unused.
+        chosen: Query heads; None: all.
+
+    Returns:
+        The rows, and the range of keys visible to all of them (see `weigh`); None in its place
+        when every row is dead or unused.
+
+    Example:
+        >>> from .values import Scores
+        >>> x = torch.zeros(1, 2, 3, 4)
+        >>> call = Request(q=x, k=x, v=x, scores=Scores())
+        >>> rows, edges = chosen_rows(call, Mask(), x[..., 0], torch.tensor([[1, 0]]), None)
+        >>> rows.k.shape, edges
+        (torch.Size([1, 2, 2, 4]), (0, 1))
+    """
     used = index >= 0
     at = index.clamp(min=0)
     lo, hi = mask.intervals(*request.sizes, index.device)

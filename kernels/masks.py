@@ -116,6 +116,8 @@ class Mask:
             >>> mask.remember(("answer", 1), lambda: 42), mask.remember(("answer", 1), lambda: 0)
             (42, 42)
         """
+        if torch.compiler.is_compiling():  # a traced tensor must not outlive its trace
+            return build()
         full = (*key, version(self.k_range), version(self.q_pos))
         memory = self._memory
         if full in memory:

@@ -13,15 +13,19 @@ anyway or the lists are dense: then they are read from the tiles (`sweep`).
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 
 from .masks import Mask, version
+from .matching import find, stack_labels
 from .plan import Columns, Pairs, Plan
 from .values import Match, Request
+
+Remembered = TypeVar("Remembered")
 
 _LISTED_PER_ROW = 64  # pairs per row, on average, up to which a match is listed
 _COLUMN_PER_ROW = 4  # and from which a key-only match becomes a column
@@ -46,13 +50,36 @@ def plan_matches(request: Request, mask: Mask) -> Plan:
         >>> plan.pairs.row.tolist(), plan.pairs.key.tolist()
         ([1, 2, 3], [0, 1, 2])
     """
+    return remembered(request, mask, f"cpu {request.stat_dtype}", lambda: _build(request, mask))
+
+
+def remembered(
+    request: Request, mask: Mask, kind: str, build: Callable[[], Remembered]
+) -> Remembered:
+    """What a backend works out about a call's matches, until the mask or any match is dropped.
+
+    Args:
+        request: The validated call.
+        mask: Its mask, which remembers.
+        kind: Tells the plans of one set of matches apart.
+        build: Makes the plan.
+
+    Returns:
+        The remembered or a new plan; a new one when labels were changed in place.
+
+    Example:
+        >>> from .values import Scores
+        >>> x = torch.zeros(1, 1, 4, 2)
+        >>> call, mask = Request(q=x, k=x, v=x, scores=Scores()), Mask()
+        >>> remembered(call, mask, "answer", lambda: 42), remembered(call, mask, "answer", dict)
+        (42, 42)
+    """
     # Dead references equal nothing, so a reused id cannot find a stale plan
     gone = partial(_forget, weakref.ref(mask))
     known = tuple(
         (weakref.ref(m, gone), version(m.q_label), version(m.k_label)) for m in request.matches
     )
-    key = ("plan", *request.sizes, request.q.device, request.stat_dtype, known)
-    return mask.remember(key, lambda: _build(request, mask))
+    return mask.remember(("plan", *request.sizes, request.q.device, kind, known), build)
 
 
 def _forget(mask: weakref.ref[Mask], dead: weakref.ref[Match]) -> None:
@@ -68,68 +95,21 @@ def _forget(mask: weakref.ref[Mask], dead: weakref.ref[Match]) -> None:
 
 def _build(request: Request, mask: Mask) -> Plan:
     batch, n_query, n_key = request.sizes
-    device = request.q.device
-    lo, hi = (x.long() for x in mask.intervals(batch, n_query, n_key, device))
-    q_label = torch.stack([m.q_label.to(device, torch.int64) for m in request.matches])
-    k_label = torch.stack([m.k_label.to(device, torch.int64) for m in request.matches])
-    order, start, count = _find(q_label, k_label, lo, hi)
-    own = _own_keys(request, mask, q_label, k_label, (lo, hi))
-    low, high = _label_range(q_label, count)
-    lists, columns, compared = _choose(count, (low >= high).all(-1))
+    q_label, k_label = stack_labels(request)
+    found = find(request, mask, q_label, k_label)
+    count, own, low = found.count, found.own, found.low
+    lists, columns, compared = _choose(count, found.one_label)
     column = _columns(columns, low, k_label, count, own, request.stat_dtype)
     extra = None if column is None or column.own is None else own[columns].amax(0)  # type: ignore[index]
-    pairs = _enumerate(lists, order, start, count, own, extra)
+    pairs = _enumerate(lists, found.order, found.start, count, own, extra)
+    lo, hi = mask.intervals(batch, n_query, n_key, request.q.device)
     return Plan(
         pairs=pairs,
         columns=column,
         compared=tuple(compared),
-        dense=len(pairs) > _SWEEP_DENSITY * int((hi - lo).sum()),
+        dense=len(pairs) > _SWEEP_DENSITY * int((hi.long() - lo).sum()),
         shape=(batch, len(request.matches) + (extra is not None), n_query, n_key),
     )
-
-
-def _find(
-    q_label: Tensor, k_label: Tensor, lo: Tensor, hi: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys ordered by (label, index), and each row's visible matching keys in that order.
-
-    Keys of one label are in order of index and a row sees an interval, so what it sees and
-    matches is one run: where the run starts, and how long it is, [match, batch, query].
-    """
-    n_key = k_label.shape[-1]
-    both = torch.cat([q_label, k_label], -1)
-    if both.numel():
-        least, most = (int(x) for x in both.aminmax())
-        if max(-least, most) > 2**62 // max(n_key, 1) - 2:
-            both = torch.unique(both, return_inverse=True)[1]  # hashes: ranks keep equality
-    q_rank, k_rank = both.split([q_label.shape[-1], n_key], -1)
-    code = (k_rank * n_key + torch.arange(n_key, device=k_label.device)).sort(-1)
-    begin = torch.searchsorted(code.values, (q_rank * n_key + lo).contiguous())
-    end = torch.searchsorted(code.values, (q_rank * n_key + hi).contiguous())
-    return code.indices, begin, end - begin
-
-
-def _own_keys(
-    request: Request, mask: Mask, q_label: Tensor, k_label: Tensor, span: tuple[Tensor, Tensor]
-) -> Int64[Tensor, "match batch query"] | None:
-    """The own key of each row of a strict match where it is visible and matches, else -1."""
-    strict = [m.strict for m in request.matches]
-    if not any(strict) or not k_label.shape[-1]:
-        return None
-    q_pos = mask.positions(*request.sizes, request.q.device)
-    at = q_pos.clamp(0, k_label.shape[-1] - 1).expand_as(q_label)
-    mine = (k_label.gather(-1, at) == q_label) & (q_pos >= span[0]) & (q_pos < span[1])
-    mine = mine & torch.tensor(strict, device=q_label.device)[:, None, None]
-    return torch.where(mine, q_pos, -1)
-
-
-def _label_range(q_label: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    """Lowest and highest label among the rows that match anything, [match, batch]."""
-    if not q_label.shape[-1]:
-        return q_label.new_zeros(q_label.shape[:2]), q_label.new_zeros(q_label.shape[:2])
-    limit = torch.iinfo(torch.int64)
-    low = q_label.masked_fill(count == 0, limit.max).amin(-1)
-    return low, q_label.masked_fill(count == 0, limit.min).amax(-1)
 
 
 def _choose(count: Tensor, one_label: Tensor) -> tuple[list[int], list[int], list[int]]:

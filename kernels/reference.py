@@ -44,16 +44,17 @@ def probe(request: Request, mask: Mask) -> ProbeOut:
     sink_mass = None
     if sinks is not None:
         sink_mass = torch.exp(sinks.detach().double()[None, :, None] - lse)
-    top_weight, top_key = A.amax(-1), _lowest_top(s)
+    top_weight, top_key = _top(A.detach(), s) if request.top else (None, None)
     return ProbeOut(
         out=_output(request, A),
         lse=lse.detach().to(stat),
         mass=_masses(request, mask, A.detach()),
         entropy=_entropy(A.detach(), sink_mass).to(stat) if request.entropy else None,
-        top_weight=top_weight.detach().to(stat) if request.top else None,
-        top_key=top_key if request.top else None,
+        top_weight=None if top_weight is None else top_weight.to(stat),
+        top_key=top_key,
         sink_mass=None if sink_mass is None else sink_mass.detach().to(stat),
-        weights=_export(request, A.detach()),
+        weights=_export(request, mask, A.detach()),
+        received=_shown(request, mask, A.detach()).sum(-2).to(stat) if request.received else None,
     )
 
 
@@ -114,11 +115,14 @@ def _entropy(A: Tensor, sink_mass: Tensor | None) -> Tensor:
     return total if sink_mass is None else total + torch.special.entr(sink_mass.detach())
 
 
-def _lowest_top(s: Tensor) -> Tensor:
+def _top(A: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest weight, and the lowest key of the largest score."""
+    if A.shape[-1] == 0:
+        return A.new_zeros(A.shape[:-1]), torch.full(A.shape[:-1], -1, device=A.device)
     keys = torch.arange(s.shape[-1], device=s.device)
     top = s.amax(-1, keepdim=True)
     lowest = torch.where(s == top, keys, s.shape[-1]).amin(-1)
-    return torch.where((top[..., 0] == _NEVER) | top[..., 0].isnan(), -1, lowest)
+    return A.amax(-1), torch.where((top[..., 0] == _NEVER) | top[..., 0].isnan(), -1, lowest)
 
 
 def _masses(request: Request, mask: Mask, A: Tensor) -> Tensor | None:
@@ -134,10 +138,29 @@ def _masses(request: Request, mask: Mask, A: Tensor) -> Tensor | None:
     return torch.stack(columns, -1).to(request.stat_dtype)
 
 
-def _export(request: Request, A: Tensor) -> Tensor | None:
+def _shown(request: Request, mask: Mask, A: Tensor) -> Tensor:
+    """A, 0 where the mask hides a key even if the row is NaN."""
+    return A.masked_fill(~_visible(request, mask)[:, None], 0.0)
+
+
+def _pool(A: Tensor, size: int, axis: int, *, largest: bool) -> Tensor:
+    """Mean or maximum of each stretch of `size` along an axis; the last may be shorter."""
+    starts = range(0, A.shape[axis], size)
+    parts = [A.narrow(axis, i, min(size, A.shape[axis] - i)) for i in starts]
+    if not parts:
+        return A
+    return torch.stack([x.amax(axis) if largest else x.mean(axis) for x in parts], axis)
+
+
+def _export(request: Request, mask: Mask, A: Tensor) -> Tensor | None:
     wanted = request.weights
     if wanted is None:
         return None
+    if wanted.pool is not None:
+        A, largest = _shown(request, mask, A), wanted.reduce == "max"
+        for axis, size in zip((-2, -1), wanted.pool, strict=True):
+            # Cells are rectangles: the mean of a cell is the mean of its columns' means
+            A = _pool(A, size, axis, largest=largest)
     if wanted.heads is not None:
         A = A[:, list(wanted.heads)]
     if wanted.rows is not None:

@@ -60,6 +60,7 @@ class Sums:
         entropy: [batch, head, query].
         top_weight: [batch, head, query].
         top_key: [batch, head, query].
+        received: [batch, head, key], float64: tile after tile is added to the same keys.
 
     Example:
         >>> Sums(entropy=torch.zeros(1, 2, 3)).entropy.shape
@@ -71,6 +72,7 @@ class Sums:
     entropy: Float[Tensor, "batch head query"] | None = None
     top_weight: Float[Tensor, "batch head query"] | None = None
     top_key: Int[Tensor, "batch head query"] | None = None
+    received: Float[Tensor, "batch head key"] | None = None
 
 
 def sweep(
@@ -112,6 +114,8 @@ def sweep(
             lo[b, rows], hi[b, rows], keys.start, bias,
         )  # fmt: skip
         A = _add_rows(block, request, tile, sums)
+        if sums.received is not None:
+            sums.received[b, :, keys] += A.sum(-2)
         if sums.mass is not None and plan is not None:
             _add_masses(A[0], tile, (request, mask, plan), sums)
 

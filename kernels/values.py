@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -73,22 +74,35 @@ class Match:
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Which attention weights to write out; everything else stays unwritten.
+    """Which attention weights to write out, in full or pooled into a grid.
+
+    With `pool = (n, m)`, cell (r, c) of the grid stands for rows r n to r n + n - 1 and keys c m
+    to c m + m - 1, as far as they exist: the cells at the far edges hold fewer entries and divide
+    by what they hold. Hidden entries and dead rows count as 0. The N × N weights behind the grid
+    are never written.
+
+        grid[r, c] = mean (or max) of A[i, j] over the entries of the cell
 
     Args:
         heads: Query heads in the order wanted; None takes all.
         rows: Query rows per sequence, [batch, rows]; -1 marks an unused slot, written as zeros.
-            None takes all rows.
+            None takes all rows. Not together with `pool`.
         dtype: Type of the weights; None takes that of q.
+        pool: Query rows and keys per cell, each at least 1; None writes the weights themselves.
+        reduce: What a cell holds of its entries, "mean" or "max".
 
     Example:
         >>> Weights(heads=(0, 3), rows=torch.tensor([[5, -1]])).heads
         (0, 3)
+        >>> Weights(pool=(64, 64), reduce="max").pool
+        (64, 64)
     """
 
     heads: tuple[int, ...] | None = None
     rows: Int[Tensor, "batch rows"] | None = None
     dtype: torch.dtype | None = None
+    pool: tuple[int, int] | None = None
+    reduce: Literal["mean", "max"] = "mean"
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +112,9 @@ class ProbeOut:
     Statistics are float32 (float64 for float64 inputs) and carry no gradient. A dead row (no
     visible key) holds out 0, lse minus infinity (the sink's logit where there is a sink), every
     statistic 0 and `top_key` -1. NaN in a query, or in a key that it sees, makes out, lse and
-    every statistic of the row NaN (`top_key` -1).
+    every statistic of the row NaN (`top_key` -1). A row whose lse is NaN makes `received` NaN at
+    the keys that its mask lets it see, and a pooled cell NaN that holds one of those entries;
+    other keys and cells stay as they are.
 
     Args:
         out: A @ v, in v's type; None when lse was given.
@@ -108,7 +124,9 @@ class ProbeOut:
         top_weight: The largest weight of each row.
         top_key: The key that holds it, the lowest among equals.
         sink_mass: exp(sink - lse), when sinks were given.
-        weights: A on the chosen heads and rows.
+        weights: A on the chosen heads and rows [batch, chosen_head, chosen_row, key], or its grid
+            [batch, chosen_head, ceil(n_query / rows), ceil(n_key / keys)].
+        received: The sum over all rows of the weight on each key; dead rows add 0.
 
     Example:
         >>> ProbeOut(out=None, lse=torch.zeros(1, 2, 3)).lse.shape
@@ -122,7 +140,8 @@ class ProbeOut:
     top_weight: Float[Tensor, "batch head query"] | None = None
     top_key: Int[Tensor, "batch head query"] | None = None
     sink_mass: Float[Tensor, "batch head query"] | None = None
-    weights: Float[Tensor, "batch chosen_head chosen_row key"] | None = None
+    weights: Float[Tensor, "batch chosen_head weight_row weight_key"] | None = None
+    received: Float[Tensor, "batch head key"] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +157,7 @@ class Request:
         weights: Which weights to write; None writes none.
         entropy: Whether to compute the row entropy.
         top: Whether to compute the largest weight and its key.
+        received: Whether to compute the attention that each key receives.
         lse: A known log-sum-exp [batch, head, query]; then `out` is not computed.
 
     Example:
@@ -154,6 +174,7 @@ class Request:
     weights: Weights | None = None
     entropy: bool = False
     top: bool = False
+    received: bool = False
     lse: Tensor | None = None
 
     @property

@@ -5,6 +5,11 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import torch
+
+if not torch.cuda.is_available():  # Triton asks once, when a kernel is defined
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 import jaxtyping
 
 # Before anything imports the package: its annotations are checked in every test.
@@ -15,7 +20,6 @@ from types import SimpleNamespace  # noqa: E402
 from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
-import torch  # noqa: E402
 import transformers  # noqa: E402
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM  # noqa: E402
 

@@ -38,6 +38,13 @@ class TestCall:
         expected = torch.special.entr(pattern).sum(-1)
         torch.testing.assert_close(out.entropy, expected, rtol=1e-4, atol=1e-4)
 
+    def test_probe_of_what_keys_receive(self, tiny):
+        call = self.observe(tiny("llama"))[0]
+        out = call.probe(weights=Weights(pool=(3, 2)), received=True)
+        torch.testing.assert_close(out.received, call.pattern.sum(2))
+        cells = torch.nn.functional.avg_pool2d(call.pattern, (3, 2))
+        torch.testing.assert_close(out.weights, cells)
+
     def test_after_a_pattern_edit(self, tiny):
         call = self.observe(tiny("llama"), [zero_head("pattern", 1)])[0]
         assert (call.pattern[:, 1] == 0).all()

@@ -59,6 +59,7 @@ def cases(draw, dtypes=(torch.float32, torch.float64, torch.bfloat16)) -> Case:
         "weights": draw(st.none() | weights(sizes)),
         "entropy": draw(st.booleans()),
         "top": draw(st.booleans()),
+        "received": draw(st.booleans()),
     }
     return Case(q, k, v, options)
 
@@ -133,9 +134,14 @@ def matches(draw, sizes: Sizes, mask: Mask) -> Match:
 @st.composite
 def weights(draw, sizes: Sizes) -> Weights:
     heads = st.lists(st.integers(0, sizes.heads - 1), min_size=1, max_size=4)
-    rows = draw(st.sampled_from([None, sizes.integers(-1, sizes.n_query, sizes.batch, 4)]))
+    kind = draw(st.sampled_from(["all", "rows", "pool"]))
+    size = st.sampled_from([1, 2, 3, 5, 16, 64, 300])
+    pool = (draw(size), draw(size)) if kind == "pool" else None
+    rows = sizes.integers(-1, sizes.n_query, sizes.batch, 4) if kind == "rows" else None
     return Weights(
         heads=draw(st.none() | heads.map(tuple)),
         rows=rows,
         dtype=draw(st.sampled_from([None, torch.float32])),
+        pool=pool,
+        reduce=draw(st.sampled_from(["mean", "max"])) if pool else "mean",
     )

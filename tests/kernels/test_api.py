@@ -66,6 +66,18 @@ WRONG = {
     "weights.rows must have shape [batch, rows]": lambda: probe(
         X, KV, KV, weights=Weights(rows=HERE[:1])
     ),
+    "weights.pool must hold at least 1 row and 1 key per cell; got (4, 0)": lambda: probe(
+        X, KV, KV, weights=Weights(pool=(4, 0))
+    ),
+    "weights.rows and weights.pool were both given": lambda: probe(
+        X, KV, KV, weights=Weights(rows=HERE, pool=(2, 2))
+    ),
+    "weights.reduce must be 'mean' or 'max'; got 'sum'": lambda: probe(
+        X, KV, KV, weights=swapped(Weights(pool=(2, 2)), reduce="sum")
+    ),
+    "weights.reduce is 'max' but there is no weights.pool": lambda: probe(
+        X, KV, KV, weights=Weights(reduce="max")
+    ),
     "unknown backend 'cuda'; choose from": lambda: probe(X, KV, KV, backend="cuda"),
     "q must be [batch, head, position, width]; got [4, 6, 8]": lambda: probe(X[0], KV, KV),
 }
@@ -103,6 +115,18 @@ WRONG_KIND = {
     "window must be a whole number of keys or None; got 2.5": lambda: probe(
         X, KV, KV, mask=swapped(Mask(), window=2.5)
     ),
+    "weights.pool must be a tuple of two whole numbers, query rows and keys per cell; got 8": (
+        lambda: probe(X, KV, KV, weights=swapped(Weights(), pool=8))
+    ),
+    "whole numbers, query rows and keys per cell; got (8,)": lambda: probe(
+        X, KV, KV, weights=swapped(Weights(), pool=(8,))
+    ),
+    "whole numbers, query rows and keys per cell; got (2.0, 8)": lambda: probe(
+        X, KV, KV, weights=swapped(Weights(), pool=(2.0, 8))
+    ),
+    "whole numbers, query rows and keys per cell; got (True, 8)": lambda: probe(
+        X, KV, KV, weights=swapped(Weights(), pool=(True, 8))
+    ),
     "weights.dtype must be floating point": lambda: probe(
         X, KV, KV, weights=Weights(dtype=torch.int32)
     ),
@@ -121,11 +145,6 @@ def test_tensors_of_the_wrong_kind(message: str) -> None:
         WRONG_KIND[message]()
 
 
-def test_triton_is_refused_not_replaced() -> None:
-    with pytest.raises(NotImplementedError, match="'triton' is not part of this release"):
-        probe(X, KV, KV, backend="triton")
-
-
 @pytest.mark.parametrize("name", ["cpu", "reference"])
 def test_a_named_backend_never_falls_back(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_):
@@ -136,9 +155,48 @@ def test_a_named_backend_never_falls_back(name: str, monkeypatch: pytest.MonkeyP
         probe(X, KV, KV, backend=name)
 
 
-def test_auto_is_the_cpu_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headatlas.kernels.cpu.probe", lambda *_: "cpu")
-    assert probe(X, KV, KV) == "cpu"
+def test_auto_is_the_cpu_backend_where_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ran(*_):
+        raise RuntimeError("on torch operators")
+
+    monkeypatch.setattr("headatlas.kernels.cpu.probe", ran)
+    with pytest.raises(RuntimeError, match="on torch operators"):
+        probe(X, KV, KV)
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_auto_means_what_it_is_told_to(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ran(*_):
+        raise RuntimeError(f"on {name}")
+
+    monkeypatch.setattr(f"headatlas.kernels.{name}.probe", ran)
+    with api.use_backend(name), pytest.raises(RuntimeError, match=f"on {name}"):
+        probe(X, KV, KV)
+    monkeypatch.undo()
+    assert probe(X, KV, KV).out is not None
+
+
+def test_auto_cannot_mean_an_unknown_backend() -> None:
+    with (
+        pytest.raises(ValueError, match="unknown backend 'auto'; choose from"),
+        api.use_backend("auto"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize(("n_query", "n_key", "grid"), [(0, 6, (0, 2)), (6, 0, (2, 0))])
+def test_empty_inputs_receive_nothing(
+    n_query: int, n_key: int, grid: tuple[int, int], backend: str
+) -> None:
+    q, kv = X[:, :, :n_query], KV[:, :, :n_key]
+    pooled = Weights(pool=(4, 5))
+    got = api.attention_probe(q, kv, kv, weights=pooled, received=True, top=True, backend=backend)
+    assert got.received is not None
+    assert got.received.shape == (2, 4, n_key)
+    assert torch.all(got.received == 0)
+    assert got.weights is not None
+    assert got.weights.shape == (2, 4, *grid)
 
 
 def test_empty_inputs_give_empty_or_dead_outputs() -> None:

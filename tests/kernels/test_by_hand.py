@@ -39,6 +39,40 @@ def test_uniform_causal_attention(backend: str) -> None:
     assert got.weights[0, 0].flatten().tolist() == pytest.approx([third] * 3 + [0] * 5)
 
 
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_keys_receive_from_uniform_attention(backend: str, known: bool) -> None:
+    x = flat()
+    lse = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]).log() if known else None
+    got = attention_probe(x, x, None if known else x, received=True, lse=lse, backend=backend)
+    assert got.received is not None
+    wanted = [1 + 1 / 2 + 1 / 3 + 1 / 4, 1 / 2 + 1 / 3 + 1 / 4, 1 / 3 + 1 / 4, 1 / 4]
+    assert got.received.flatten().tolist() == pytest.approx(wanted)
+
+
+GRIDS = {  # of the causal rows 1 | 1/2 1/2 | 1/3 1/3 1/3 | 1/4 1/4 1/4 1/4
+    ((2, 2), "mean"): [[2 / 4, 0], [(2 / 3 + 2 / 4) / 4, (1 / 3 + 2 / 4) / 4]],
+    ((2, 2), "max"): [[1, 0], [1 / 3, 1 / 3]],
+    ((3, 3), "mean"): [[3 / 9, 0], [1 / 4, 1 / 4]],  # edges: 3 × 1, 1 × 3 and 1 × 1 entries
+    ((1, 3), "max"): [[1, 0], [1 / 2, 0], [1 / 3, 0], [1 / 4, 1 / 4]],
+    ((9, 1), "mean"): [[25 / 48, 13 / 48, 7 / 48, 3 / 48]],
+    ((4, 100), "mean"): [[1 / 4]],
+}
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize(("pool", "reduce"), GRIDS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_grids_of_uniform_attention(backend: str, pool: tuple, reduce: str, known: bool) -> None:
+    x = flat(heads=2)
+    lse = torch.tensor([1.0, 2.0, 3.0, 4.0]).log().expand(1, 2, 4) if known else None
+    wanted = Weights(heads=(1,), pool=pool, reduce=reduce)  # type: ignore[arg-type]
+    got = attention_probe(x, x, None if known else x, weights=wanted, lse=lse, backend=backend)
+    assert got.weights is not None
+    assert got.weights.shape[:2] == (1, 1)
+    torch.testing.assert_close(got.weights[0, 0], torch.tensor(GRIDS[pool, reduce]))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_scores_by_hand(backend: str) -> None:
     q = torch.tensor([[[[1.0]]]])
@@ -79,8 +113,14 @@ def test_dead_rows_are_zero_not_nan(backend: str, bias: bool) -> None:
         mask, scores = Mask(), Scores(bias=hidden)
     got = attention_probe(
         x, x, x, mask=mask, scores=scores, matches=[Match(HERE, HERE)],
-        weights=Weights(), entropy=True, top=True, backend=backend,
+        weights=Weights(), entropy=True, top=True, received=True, backend=backend,
     )  # fmt: skip
+    assert got.received is not None
+    assert got.received.sum(-1).flatten().tolist() == pytest.approx([2, 2])  # two live rows
+    pooled = Weights(pool=(2, 4))
+    grid = attention_probe(x, x, x, mask=mask, scores=scores, weights=pooled, backend=backend)
+    assert grid.weights is not None
+    assert grid.weights.flatten().tolist() == pytest.approx([0, 1 / 4] * 2)
     assert torch.all(got.lse[:, :, :2] == -math.inf)
     for part in (got.out, got.mass, got.entropy, got.top_weight, got.weights):
         assert part is not None

@@ -5,7 +5,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from torch import Tensor
 
-from headatlas.kernels.api import ProbeOut, Weights, attention_probe
+from headatlas.kernels.api import Mask, ProbeOut, Weights, attention_probe
 
 from .cases import Case, cases
 
@@ -20,7 +20,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:Do not use the `random` module")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-4}
 # out is rounded to bfloat16 (2**-9 relative) after P was; |v| < 5
 OUT = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.06}
-STATISTICS = ("lse", "mass", "top_weight", "sink_mass", "entropy")
+# The terms of received, and of a pooled mean, are not negative: the sum is relatively as exact as
+# its worst term, whatever their number. Adding them in float32 within a tile (256 rows at most,
+# by pairs) costs a few 2**-24 more; tiles are added in float64.
+STATISTICS = ("lse", "mass", "top_weight", "sink_mass", "entropy", "received")
 
 SETTINGS = settings(
     max_examples=150,
@@ -56,6 +59,34 @@ def test_every_output_equals_the_oracle(case: Case) -> None:
     assert_near(got.weights, wanted.weights, exported, "weights")
     if got.top_key is not None:
         assert_same_top(case, got, wanted)
+
+
+@given(cases(dtypes=(torch.float32, torch.float64)))
+@SETTINGS
+def test_small_tiles_give_the_same_sums(case: Case) -> None:
+    """Several tiles per call, and cells higher than a step: what only long contexts need."""
+    options = {**case.options, "received": True}
+    if options["weights"] is None or options["weights"].rows is not None:
+        options["weights"] = Weights(pool=(20, 7))
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("sweep", "export", "pool"):
+            patch.setattr(f"headatlas.kernels.{module}.TILE", 64)
+        got = attention_probe(case.q, case.k, case.v, backend="cpu", **options)
+    wanted = attention_probe(case.q, case.k, case.v, backend="reference", **options)
+    tolerance = TOLERANCE[case.q.dtype]
+    for name in ("received", "weights"):
+        assert_near(getattr(got, name), getattr(wanted, name), tolerance, name)
+
+
+@pytest.mark.parametrize("rows", [10, 100_000])
+def test_received_is_as_exact_for_many_rows_as_for_few(rows: int) -> None:
+    """Three equal weights: added up in float32, tile by tile, they would drift away."""
+    q, k = torch.zeros(1, 1, rows, 1), torch.zeros(1, 1, 3, 1)
+    got = attention_probe(q, k, k, mask=Mask(causal=False), received=True)
+    assert got.received is not None
+    third = torch.full((3,), rows / 3, dtype=torch.float64)
+    # lse = ln 3 is rounded by 2**-24, exp and the result by half as much each
+    torch.testing.assert_close(got.received[0, 0].double(), third, rtol=2**-22, atol=0.0)
 
 
 def assert_same_top(case: Case, got: ProbeOut, wanted: ProbeOut) -> None:

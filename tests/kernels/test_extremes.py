@@ -69,6 +69,29 @@ def test_nan_spoils_what_sees_it_and_nothing_else(
     torch.testing.assert_close(got.entropy, wanted.entropy, rtol=2e-3, atol=2e-3, equal_nan=True)
 
 
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("where", ["query", "key"])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_nan_reaches_the_keys_and_cells_that_its_rows_see(
+    backend: str, where: str, mask: Mask
+) -> None:
+    q, k = draw(), draw(n_head=1)
+    (q if where == "query" else k)[0, 0, N // 2, 3] = math.nan
+    options = {"mask": mask, "received": True, "backend": backend}
+    grids = [Weights(pool=(3, 4), reduce=how) for how in ("mean", "max")]
+    mean, largest = (attention_probe(q, k, k, weights=grid, **options) for grid in grids)
+    lo, hi = mask.intervals(1, N, N, q.device)
+    visible = (lo[0, :, None] <= HERE) & (hi[0, :, None] > HERE)
+    spoilt = mean.lse.isnan()[0, :, :, None] & visible
+    assert spoilt.any()
+    assert mean.received is not None
+    assert torch.equal(mean.received[0].isnan(), spoilt.any(1))
+    cells = torch.nn.functional.max_pool2d(spoilt.float(), (3, 4), ceil_mode=True) > 0
+    for got in (mean, largest):
+        assert got.weights is not None
+        assert torch.equal(got.weights[0].isnan(), cells)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_pairs_alone_carry_nan_too(causal: bool) -> None:
     """No tiles here: rows without a listed pair must not come out as a mass of 0."""
@@ -123,8 +146,12 @@ def test_nan_in_keys_that_nobody_sees_changes_nothing() -> None:
     q, k = draw(), draw(n_head=1)
     spoilt = k.clone()
     spoilt[:, :, :3] = math.nan
-    got = attention_probe(q, spoilt, k, mask=MASKS["padded"], entropy=True, top=True)
-    clean = attention_probe(q, k, k, mask=MASKS["padded"], entropy=True, top=True)
-    for name in ("lse", "out", "entropy", "top_weight"):
+    options = {
+        "mask": MASKS["padded"], "entropy": True, "top": True, "received": True,
+        "weights": Weights(pool=(6, 6)),
+    }  # fmt: skip
+    got = attention_probe(q, spoilt, k, **options)
+    clean = attention_probe(q, k, k, **options)
+    for name in ("lse", "out", "entropy", "top_weight", "received", "weights"):
         torch.testing.assert_close(getattr(got, name), getattr(clean, name), rtol=1e-5, atol=1e-5)
     assert torch.equal(got.top_key, clean.top_key)  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from headatlas.kernels.api import Mask, Match, Scores, Weights, attention_probe
+from headatlas.kernels.sweep import TILE
 
 N, HEADS, D = 2048, 4, 8
 
@@ -52,7 +53,27 @@ def test_statistics_stay_linear(kind: str, mask: Mask, scores: Scores) -> None:
         got = attention_probe(
             q, q[:, :2], q[:, :2], mask=mask, scores=scores, matches=MATCHES[kind],
             weights=Weights(rows=rows), entropy=kind == "tokens", top=kind == "tokens",
+            received=kind == "offsets",
         )  # fmt: skip
     assert got.mass is not None
     assert largest.numel >= q.numel()
     assert largest.numel < HEADS * N * N / 8
+
+
+@pytest.mark.parametrize("pool", [(64, 64), (1, N), (N, 1), (1000, 7)])
+def test_a_grid_needs_a_grid_and_a_tile(pool: tuple[int, int]) -> None:
+    q = torch.randn(1, HEADS, N, D, generator=torch.Generator().manual_seed(1))
+    with Largest() as largest:
+        got = attention_probe(q, q, q, weights=Weights(pool=pool))
+    assert got.weights is not None
+    assert got.weights.shape[2:] == (-(-N // pool[0]), -(-N // pool[1]))
+    assert largest.numel < 2 * TILE
+
+
+def test_what_keys_receive_needs_a_tile() -> None:
+    q = torch.randn(1, HEADS, N, D, generator=torch.Generator().manual_seed(1))
+    with Largest() as largest:
+        got = attention_probe(q, q, q, mask=Mask(causal=False), received=True)
+    assert got.received is not None
+    torch.testing.assert_close(got.received.sum(-1), torch.full((1, HEADS), float(N)))
+    assert largest.numel < 2 * TILE
