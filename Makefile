@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test lint types unit real bench nightly clean
+.PHONY: demo test lint types unit real aot bench nightly clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/headatlas classify
@@ -28,11 +28,17 @@ unit: $(VENV)/.installed-test
 real: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest tests -m real
 
+# One of every kind of Triton kernel, compiled and judged for four GPUs, without one.
+aot: $(VENV)/.installed-test
+	$(VENV)/bin/python -m headatlas.kernels.aot --representative
+
 bench: $(VENV)/.installed-test
 	$(VENV)/bin/python -m tests.bench.classify_cost
 
-# Hours: heads of smollm2-135m pruned by every method. Goes on where it was stopped.
+# Hours: every Triton kernel compiled, and heads of smollm2-135m pruned by every method (goes on
+# where it was stopped).
 nightly: $(VENV)/.installed-test
+	$(VENV)/bin/python -m tests.bench.figures aot
 	$(VENV)/bin/python -m tests.bench.prune_smollm2 --out build/prune-smollm2
 	$(VENV)/bin/python -m tests.bench.figures prune_smollm2
 

@@ -85,8 +85,11 @@ _HOMES = {
     "plot_pattern": "interp.plots",
     "InputError": "interp.errors",
     "attention_probe": "kernels.api",
+    "Mask": "kernels.api",
     "Match": "kernels.api",
+    "Scores": "kernels.api",
     "Weights": "kernels.api",
+    "use_backend": "kernels.api",
 }
 
 _WHOLE = frozenset({"interventions"})  # the file itself
@@ -165,9 +168,12 @@ if TYPE_CHECKING:
     from .interp.tokens import windows as windows
     from .interp.weights import head_weights as head_weights
     from .interp.winogender import read_winogender as read_winogender
+    from .kernels.api import Mask as Mask
     from .kernels.api import Match as Match
+    from .kernels.api import Scores as Scores
     from .kernels.api import Weights as Weights
     from .kernels.api import attention_probe as attention_probe
+    from .kernels.api import use_backend as use_backend
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,7 @@ README = Path(__file__).parent.parent / "README.md"
 HOOKS = README.parent / "docs" / "hooks.md"
 PRUNING = README.parent / "docs" / "pruning.md"
 LABELS = README.parent / "docs" / "labels.md"
+KERNELS = README.parent / "docs" / "kernels.md"
 
 
 def blocks(language, page=README):
@@ -22,7 +23,7 @@ def run_snippets(page):
     """Run a page's Python blocks in one namespace, which is returned."""
     names: dict = {}
     snippets = blocks("python", page)
-    assert len(snippets) >= 4
+    assert len(snippets) >= 2
     for snippet in snippets:
         exec(compile(snippet, str(page), "exec"), names)
     return names
@@ -61,6 +62,15 @@ def test_the_page_on_pruning_says_what_happens(tmp_path, monkeypatch):
     assert len(names["found"].removed()) == 8
     sites = sum(site.n_heads for site in ha.attention_sites(names["smaller"]))
     assert sites == 24
+
+
+def test_the_page_on_kernels_says_what_happens(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_snippets(KERNELS)
+    probe = names["probe"]
+    assert (probe.mass.shape, probe.received.shape) == ((1, 8, 64, 2), (1, 8, 64))
+    assert probe.weights.shape == (1, 2, 4, 4)
+    assert len(names["exact"].rows) == 32
 
 
 def test_commands_run(tmp_path, monkeypatch, command):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 
@@ -91,6 +91,7 @@ _TABLE = {
     },
 }  # fmt: skip
 _INTERPRETED = Blocks(64, 64, 4, 1)
+_tuned: dict[tuple[int, Shape], Blocks] = {}
 
 _forced: ContextVar[Blocks | None] = ContextVar("forced", default=None)
 _target: ContextVar[int | None] = ContextVar("target", default=None)
@@ -161,7 +162,25 @@ def choose(arch: int | None, shape: Shape) -> Blocks:
         return _INTERPRETED
     if arch < LEAST_ARCHITECTURE:
         raise ValueError(f"the Triton probe needs compute capability 8.0 or higher; got {arch}.")
-    return _TABLE[shape.itemsize, shape.fit][_CLASSES.get(arch, "small")]
+    table = _TABLE[shape.itemsize, shape.fit][_CLASSES.get(arch, "small")]
+    return _tuned.get((arch, shape), table)
+
+
+def remember_blocks(arch: int | None, shape: Shape, find: Callable[[], Blocks]) -> None:
+    """Let `choose` give what a search found, in this process; it is made once.
+
+    Args:
+        arch: As for `choose`; for the interpreter nothing is searched.
+        shape: As for `choose`.
+        find: The search.
+
+    Example:
+        >>> remember_blocks(None, Shape(64, 64, 2), lambda: Blocks(16, 16, 4, 1))
+        >>> choose(None, Shape(64, 64, 2)).rows
+        64
+    """
+    if arch is not None and (arch, shape) not in _tuned:
+        _tuned[arch, shape] = find()
 
 
 def architecture(device: torch.device) -> int | None:

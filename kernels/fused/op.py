@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op, register_autograd, register_fake
 
+from .autotune import search
 from .gradients import gradients
 from .launch import Inputs
 from .reads import ReadCall
@@ -79,6 +80,7 @@ def run_rows(call: RowCall) -> RowOutputs:
     Returns:
         Every element written.
     """
+    search(call)
     into = call.outputs()
     for launch in call.launches(into):
         launch.run()

@@ -275,3 +275,39 @@ def test_strides_beyond_32_bits_within_a_block() -> None:
     same = attention_probe(small, small, small, received=True, backend="triton")
     assert torch.equal(got.out, same.out)  # type: ignore[arg-type]
     assert torch.equal(got.received, same.received)  # type: ignore[arg-type]
+
+
+def test_autotune_remembers_the_fastest_and_passes_over_what_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from triton.runtime.errors import OutOfResources
+
+    from headatlas.kernels.fused import configs
+    from headatlas.kernels.fused.autotune import autotune
+
+    x = torch.randn(1, 1, 4, 16)
+    asked = []
+
+    def timer(run) -> float:
+        launches = run.__closure__[0].cell_contents
+        asked.append((launches[0].constants["BLOCK_M"], launches[0].constants["BLOCK_N"]))
+        if asked[-1] == (32, 16):
+            raise OutOfResources(1 << 20, 1 << 10, "shared memory")
+        return 1.0 if asked[-1] == (64, 32) else 2.0
+
+    shape = configs.Shape(16, 16, 4)
+    monkeypatch.setattr(configs, "_tuned", {})
+    before = configs.choose(90, shape)
+    monkeypatch.setattr(Launch, "run", lambda self: None)
+    with use_blocks(None), configs.use_architecture(90):
+        before = configs.choose(90, shape)
+        attention_probe(x, x, x, backend="triton")
+        assert not asked
+        with autotune(timer):
+            attention_probe(x, x, x, backend="triton")
+            once = len(asked)
+            attention_probe(x, x, x, backend="triton")
+        after = configs.choose(90, shape)
+    assert len(asked) == once == 72
+    assert (after.rows, after.keys) == (64, 32)
+    assert after != before

@@ -1,0 +1,75 @@
+"""A search for better block sizes than the table's, for who has the time: never by itself.
+
+with autotune():
+    attention_probe(q, k, v, entropy=True)   # measures, then remembers for this process
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+
+from triton.runtime.errors import OutOfResources
+
+from .configs import Blocks, Shape, architecture, remember_blocks, use_blocks
+from .rows import RowCall
+
+_CANDIDATES = tuple(
+    Blocks(rows, keys, warps, stages)
+    for rows, keys, warps, stages in itertools.product(
+        (32, 64, 128), (16, 32, 64, 128), (4, 8), (1, 2, 3)
+    )
+)
+Timer = Callable[[Callable[[], None]], float]
+_timer: ContextVar[Timer | None] = ContextVar("timer", default=None)
+
+
+@contextlib.contextmanager
+def autotune(timer: Timer | None = None) -> Iterator[None]:
+    """Measure block sizes on the first call of every head width, type and device inside.
+
+    The fastest of 72 are used from then on in this process, by every call of that width. A search
+    compiles each of them: minutes. Blocks that do not fit the device are passed over.
+
+    Args:
+        timer: Milliseconds of a function; default `triton.testing.do_bench`.
+    """
+    if timer is None:
+        from triton.testing import do_bench
+
+        timer = do_bench  # type: ignore[assignment]
+    token = _timer.set(timer)
+    try:
+        yield
+    finally:
+        _timer.reset(token)
+
+
+def search(call: RowCall) -> None:
+    """Inside `autotune`, find the blocks of a call whose width was not searched before.
+
+    Args:
+        call: What to time; its outputs are written as often as it takes.
+    """
+    timer, q = _timer.get(), call.inputs.q
+    if timer is None:
+        return
+    d_value = 0 if call.v is None or call.known is not None else call.v.shape[-1]
+    arch, shape = architecture(q.device), Shape(q.shape[-1], d_value, q.itemsize)
+    remember_blocks(arch, shape, lambda: min(_CANDIDATES, key=lambda b: _time(call, b, timer)))
+
+
+def _time(call: RowCall, blocks: Blocks, timer: Timer) -> float:
+    with use_blocks(blocks):
+        launches = call.launches(call.outputs())
+
+    def run() -> None:
+        for launch in launches:
+            launch.run()
+
+    try:
+        return timer(run)
+    except OutOfResources:
+        return float("inf")
