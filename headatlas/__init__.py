@@ -87,6 +87,7 @@ _HOMES = {
     "attention_probe": "kernels.api",
     "Mask": "kernels.api",
     "Match": "kernels.api",
+    "ProbeOut": "kernels.api",
     "Scores": "kernels.api",
     "Weights": "kernels.api",
     "use_backend": "kernels.api",
@@ -170,6 +171,7 @@ if TYPE_CHECKING:
     from .interp.winogender import read_winogender as read_winogender
     from .kernels.api import Mask as Mask
     from .kernels.api import Match as Match
+    from .kernels.api import ProbeOut as ProbeOut
     from .kernels.api import Scores as Scores
     from .kernels.api import Weights as Weights
     from .kernels.api import attention_probe as attention_probe

@@ -45,7 +45,7 @@ def attention_probe(
         received[j] = sum_i A[i, j]
 
     Query head h reads key/value head h // (head / kv_head). `out` carries gradients to q, k, v,
-    the bias and the sinks; the statistics carry none.
+    the bias and the sinks, once; lse and the statistics carry none.
 
     Args:
         q: Queries.
@@ -66,7 +66,9 @@ def attention_probe(
             another.
 
     Returns:
-        A `ProbeOut`; what was not asked for is None.
+        A `ProbeOut`; what was not asked for is None. out [batch, head, query, d_value]; lse,
+        entropy, top_weight, top_key, sink_mass [batch, head, query]; mass [batch, head, query,
+        match]; received [batch, head, key]; weights [batch, chosen head, row, key] or its grid.
 
     Raises:
         ValueError: Arguments do not fit together, or an unknown backend.
@@ -85,6 +87,9 @@ def attention_probe(
     Reference: Vaswani et al. 2017, equation 1; Ainslie et al. 2023 for grouped heads.
     """
     check_kinds(mask, scores, matches, weights)
+    for name, wanted in (("entropy", entropy), ("top", top), ("received", received)):
+        if not isinstance(wanted, bool):
+            raise TypeError(f"{name} must be True or False; got {wanted!r}.")
     request = Request(
         q=q,
         k=k,
@@ -109,6 +114,9 @@ _automatic: ContextVar[str | None] = ContextVar("automatic", default=None)
 @contextlib.contextmanager
 def use_backend(name: str) -> Iterator[None]:
     """Let "auto" mean one backend inside: to compare backends on a whole model.
+
+    It never falls back to another: a call that it cannot take is an error. Enter it outside of what
+    torch.compile traces.
 
     Args:
         name: "cpu", "reference" or "triton".

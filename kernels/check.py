@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from numbers import Integral
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -35,9 +35,12 @@ def check_request(request: Request, mask: Mask) -> None:
     _check_scores(request.scores, request)
     for index, match in enumerate(request.matches):
         _check_match(match, index, request)
+    _check_places(request)
     if request.weights is not None:
         _check_weights(request.weights, request)
     if request.lse is not None:
+        if not isinstance(request.lse, Tensor) or not request.lse.is_floating_point():
+            raise TypeError("lse must be a floating-point tensor, as a former call returned it.")
         _check_shape("lse", request.lse, tuple(request.q.shape[:3]), "[batch, head, query]")
 
 
@@ -60,7 +63,8 @@ def check_kinds(mask: object, scores: object, matches: object, weights: object) 
         if not isinstance(value, kind):
             raise TypeError(
                 f"{name} must be a {kind.__name__}; got {type(value).__name__}. Leave it out for "
-                f"the default, {kind.__name__}()."
+                f"the default, {kind.__name__}(). A mask or bias as a tensor goes into "
+                "Scores(bias=...), as 0 and -inf."
             )
     if weights is not None and not isinstance(weights, Weights):
         raise TypeError(f"weights must be a Weights or None; got {type(weights).__name__}.")
@@ -85,7 +89,10 @@ def _check_shape(name: str, tensor: Tensor, wanted: tuple[int, ...], words: str)
 
 def _check_integers(name: str, tensor: object) -> None:
     if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a tensor of integers; got {type(tensor).__name__}.")
+        raise TypeError(
+            f"{name} must be a tensor of integers; got {type(tensor).__name__}. Convert it with "
+            "torch.as_tensor."
+        )
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"{name} must hold integers; got {tensor.dtype}. Convert with .long().")
 
@@ -94,6 +101,8 @@ def _check_qkv(request: Request) -> None:
     q, k, v = request.q, request.k, request.v
     named = [("q", q), ("k", k)] + ([] if v is None else [("v", v)])
     for name, x in named:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a torch tensor; got {type(x).__name__}.")
         if x.ndim != 4:
             raise ValueError(
                 f"{name} must be [batch, head, position, width]; got {list(x.shape)}. "
@@ -112,6 +121,11 @@ def _check_qkv(request: Request) -> None:
         raise ValueError("v is None and no lse was given. Pass v, or the lse of a former call.")
     if q.shape[-1] != k.shape[-1]:
         raise ValueError(f"q has d_key {q.shape[-1]} but k has {k.shape[-1]}; they must agree.")
+    if 0 in (q.shape[1], q.shape[-1], 1 if v is None else v.shape[-1]):
+        raise ValueError(
+            f"heads and widths must be at least 1; q is {list(q.shape)}"
+            + ("." if v is None else f", v is {list(v.shape)}.")
+        )
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
         raise ValueError(
             f"q has {q.shape[1]} heads, not a multiple of k's {k.shape[1]}. Grouped-query "
@@ -121,6 +135,18 @@ def _check_qkv(request: Request) -> None:
         raise ValueError(
             f"v must have k's heads and keys {list(k.shape[1:3])}; got {list(v.shape[1:3])}."
         )
+
+
+def _check_places(request: Request) -> None:
+    """The further tensors of a call: floating point, and where q is."""
+    scores, device = request.scores, request.q.device
+    for name, x in (
+        ("scores.bias", scores.bias),
+        ("scores.sinks", scores.sinks),
+        ("lse", request.lse),
+    ):
+        if x is not None and x.device != device:
+            raise TypeError(f"{name} is on {x.device}, but q is on {device}. Move one of them.")
 
 
 def _check_mask(mask: Mask, request: Request) -> None:
@@ -148,16 +174,23 @@ def _check_mask(mask: Mask, request: Request) -> None:
 def _check_scores(scores: Scores, request: Request) -> None:
     batch, n_query, n_key = request.sizes
     heads = request.q.shape[1]
+    for name, number in (("scale", scores.scale), ("softcap", scores.softcap)):
+        if number is not None and not isinstance(number, Real):
+            raise TypeError(f"scores.{name} must be a number or None; got {number!r}.")
     if scores.scale is not None and not math.isfinite(scores.scale):
         raise ValueError(f"scale must be finite; got {scores.scale}. None means d_key ** -0.5.")
     cap = scores.softcap
     if cap is not None and not (cap > 0 and math.isfinite(cap)):
         raise ValueError(f"softcap must be positive and finite; got {cap}. None means no cap.")
     if scores.sinks is not None:
+        if not isinstance(scores.sinks, Tensor) or not scores.sinks.is_floating_point():
+            raise TypeError("scores.sinks must be a floating-point tensor [head].")
         _check_shape("scores.sinks", scores.sinks, (heads,), "[head]")
     bias = scores.bias
     if bias is None:
         return
+    if not isinstance(bias, Tensor):
+        raise TypeError(f"scores.bias must be a tensor; got {type(bias).__name__}.")
     if not bias.is_floating_point():
         raise TypeError(
             f"scores.bias is added to the scores and must be floating point; got {bias.dtype}. "
@@ -185,7 +218,15 @@ def _check_match(match: Match, index: int, request: Request) -> None:
 def _check_weights(weights: Weights, request: Request) -> None:
     batch, n_query, _ = request.sizes
     n_heads = request.q.shape[1]
-    bad = [h for h in weights.heads or () if not 0 <= h < n_heads]
+    heads = () if weights.heads is None else weights.heads
+    if not isinstance(heads, Sequence) or not all(
+        isinstance(h, Integral) and not isinstance(h, bool) for h in heads
+    ):
+        raise TypeError(
+            f"weights.heads must be a sequence of head indices; got {weights.heads!r}. Write "
+            "heads=(0, 3)."
+        )
+    bad = [h for h in heads if not 0 <= h < n_heads]
     if bad:
         raise ValueError(f"weights.heads must lie in 0..{n_heads - 1}; got {bad}.")
     if weights.dtype is not None and not weights.dtype.is_floating_point:

@@ -68,7 +68,13 @@ class Mask:
         hi = min(n_key, k_range[..., 1], q_pos + 1),
 
     where the terms in `q_pos` apply under `causal` (hi) and with a `window` (lo). A row that sees
-    nothing is *dead*: out 0, lse minus infinity, every statistic 0.
+    nothing is *dead*: out 0, every statistic 0, lse minus infinity (with sinks the sink's logit,
+    and `sink_mass` 1).
+
+    A range per sequence hides keys, not queries. Under left padding the padded queries see nothing
+    and are dead; under right padding they see the real keys before them, and count in whatever
+    sums over rows (`received`, pooled weights). To leave them out, give a range per row that is
+    empty on padding.
 
     Results derived from a mask are remembered on it, so pass one object to all layers of a model.
     The tensors are copied when the mask is built.
@@ -89,6 +95,11 @@ class Mask:
         >>> lo, hi = left_padded.intervals(1, 4, 4, torch.device("cpu"))
         >>> (hi - lo).tolist()
         [[0, 0, 1, 2]]
+        >>> real = torch.tensor([[True, True, False]])  # right padding, its queries left out
+        >>> ends = torch.where(real, real.sum(-1, keepdim=True), 0)
+        >>> padded = Mask(k_range=torch.stack([torch.zeros_like(ends), ends], -1))
+        >>> padded.intervals(1, 3, 3, torch.device("cpu"))[1].tolist()
+        [[1, 2, 0]]
     """
 
     causal: bool = True

@@ -89,7 +89,7 @@ def _visible(request: Request, mask: Mask) -> Tensor:
 def _own_key(request: Request, mask: Mask) -> Tensor:
     batch, n_query, n_key = request.sizes
     if mask.q_pos is not None:
-        return mask.q_pos.to(request.q.device)[..., None]
+        return mask.q_pos.to(request.q.device, torch.int64)[..., None]
     here = torch.arange(n_query, device=request.q.device) + n_key - n_query
     return here[None, :, None].expand(batch, n_query, 1)
 

@@ -23,7 +23,9 @@ class Scores:
         scale: Factor on the dot product, finite; default `d_key ** -0.5`.
         softcap: Bound on the scaled score, finite and positive, applied before the bias; None
             applies none.
-        bias: Added to the score, broadcast over batch and head; minus infinity hides a key.
+        bias: Added to the score, broadcast over batch and head; minus infinity hides a key (the
+            Triton kernels hide one from −1e30 down). A boolean mask that is no interval per row
+            goes in here, as 0 and minus infinity.
         sinks: One logit per query head that joins the denominator and carries no value.
 
     Example:
@@ -84,7 +86,7 @@ class Weights:
         grid[r, c] = mean (or max) of A[i, j] over the entries of the cell
 
     Args:
-        heads: Query heads in the order wanted; None takes all.
+        heads: Query heads by index, in the order wanted; None takes all.
         rows: Query rows per sequence, [batch, rows]; -1 marks an unused slot, written as zeros.
             None takes all rows. Not together with `pool`.
         dtype: Type of the weights; None takes that of q.
@@ -110,11 +112,12 @@ class ProbeOut:
     """Attention and the statistics that were asked for; the others are None.
 
     Statistics are float32 (float64 for float64 inputs) and carry no gradient. A dead row (no
-    visible key) holds out 0, lse minus infinity (the sink's logit where there is a sink), every
-    statistic 0 and `top_key` -1. NaN in a query, or in a key that it sees, makes out, lse and
-    every statistic of the row NaN (`top_key` -1). A row whose lse is NaN makes `received` NaN at
-    the keys that its mask lets it see, and a pooled cell NaN that holds one of those entries;
-    other keys and cells stay as they are.
+    visible key) holds out 0, lse minus infinity (with sinks the sink's logit, and `sink_mass` 1),
+    every other statistic 0 and `top_key` -1. NaN in a query, or in a key that it sees, makes out,
+    lse and every statistic of the row NaN (`top_key` -1). A row whose lse is NaN makes `received`
+    NaN at the keys that its mask lets it see, and a pooled cell NaN that holds one of those
+    entries; other keys and cells stay as they are. v must be finite at hidden keys as well: their
+    weight is exactly 0, but 0 times NaN or infinity is NaN in `out`.
 
     Args:
         out: A @ v, in v's type; None when lse was given.
@@ -129,8 +132,8 @@ class ProbeOut:
         received: The sum over all rows of the weight on each key; dead rows add 0.
 
     Example:
-        >>> ProbeOut(out=None, lse=torch.zeros(1, 2, 3)).lse.shape
-        torch.Size([1, 2, 3])
+        >>> ProbeOut(out=None, lse=torch.zeros(1, 2, 3))
+        ProbeOut(lse=float32[1, 2, 3])
     """
 
     out: Float[Tensor, "batch head query d_value"] | None
@@ -142,6 +145,11 @@ class ProbeOut:
     sink_mass: Float[Tensor, "batch head query"] | None = None
     weights: Float[Tensor, "batch chosen_head weight_row weight_key"] | None = None
     received: Float[Tensor, "batch head key"] | None = None
+
+    def __repr__(self) -> str:
+        held = ((name, value) for name, value in vars(self).items() if value is not None)
+        told = (f"{name}={str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for name, x in held)
+        return f"ProbeOut({', '.join(told)})"
 
 
 @dataclass(frozen=True, eq=False)

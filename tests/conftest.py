@@ -5,11 +5,6 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-import torch
-
-if not torch.cuda.is_available():  # Triton asks once, when a kernel is defined
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-
 import jaxtyping
 
 # Before anything imports the package: its annotations are checked in every test.
@@ -20,6 +15,7 @@ from types import SimpleNamespace  # noqa: E402
 from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
+import torch  # noqa: E402
 import transformers  # noqa: E402
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM  # noqa: E402
 
@@ -111,6 +107,15 @@ def build_tiny(
                 # The usual 0.02 makes attention uniform, and every test of it blind.
                 weight.copy_(weight + 0.15 * torch.randn(weight.shape).to(dtype))
     return model
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Kernels run in Triton's interpreter, but for `-m gpu`: it asks once, when one is defined."""
+    if config.option.markexpr == "gpu":
+        if not torch.cuda.is_available():
+            raise pytest.UsageError("tests marked gpu need a CUDA GPU; torch finds none.")
+    else:
+        os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -27,7 +27,23 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "bias": {"bias": True},
         "softcap": {"softcap": 50.0},
         "sinks": {"sinks": True},
-        "columns": {"columns": True},
+        "all M4": {
+            "entropy": True,
+            "top": True,
+            "matches": 4,
+            "strict": 15,
+            "softcap": 50.0,
+            "bias": True,
+            "sinks": True,
+        },
+        "all columns": {
+            "entropy": True,
+            "top": True,
+            "columns": True,
+            "softcap": 50.0,
+            "bias": True,
+            "sinks": True,
+        },
         "known entropy top M4": {"known": True, "entropy": True, "top": True, "matches": 4},
     },
     "weights": {"all rows": {}, "chosen rows": {"rows": True}},
@@ -39,13 +55,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 REPRESENTATIVE = (
     "forward 128 bf16 plain",
     "forward 128 bf16 entropy top M4",
+    "forward 128 bf16 all M4",
     "forward 128 bf16 bias",
     "forward 128 bf16 known entropy top M4",
     "forward 128 fp16 softcap",
     "forward 64 bf16 entropy top M2",
-    "forward 80 fp16 columns",
+    "forward 80 fp16 all columns",
     "forward 96 fp16 sinks",
-    "forward 256 bf16 entropy top",
+    "forward 256 bf16 all M4",
     "forward 192/128 bf16 entropy top",
     "forward 576/512 bf16 plain",
     "forward 64 fp32 plain",
@@ -155,10 +172,12 @@ def _inputs(case: ShippedCase, asked: Mapping[str, Any]) -> Any:
 def _labels(case: ShippedCase, asked: Mapping[str, Any]) -> Any:
     from ..fused.rows import COLUMNS, Labels
 
-    matches, dtype = asked.get("matches", 0), DTYPES[case.dtype]
+    matches = asked.get("matches", 0)
+    dtype = torch.float32 if case.dtype == "fp32" else torch.float16  # as `fused.plan` makes them
     codes = torch.zeros(1, matches, _LENGTH, dtype=torch.int32) if matches else None
     columns = torch.empty(1, _LENGTH, COLUMNS, dtype=dtype) if asked.get("columns") else None
-    return Labels(q_code=codes, k_code=codes, columns=columns)
+    own = torch.zeros(1, _LENGTH, dtype=torch.int32) if asked.get("strict") else None
+    return Labels(codes, codes, own, asked.get("strict", 0), columns)
 
 
 def _empty(case: ShippedCase, heads: int, width: int) -> torch.Tensor:

@@ -1,5 +1,7 @@
 """A search for better block sizes than the table's, for who has the time: never by itself.
 
+from headatlas.kernels.fused.autotune import autotune
+
 with autotune():
     attention_probe(q, k, v, entropy=True)   # measures, then remembers for this process
 """
@@ -11,6 +13,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
+import torch
 from triton.runtime.errors import OutOfResources
 
 from .configs import Blocks, Shape, architecture, remember_blocks, use_blocks
@@ -28,14 +31,21 @@ _timer: ContextVar[Timer | None] = ContextVar("timer", default=None)
 
 @contextlib.contextmanager
 def autotune(timer: Timer | None = None) -> Iterator[None]:
-    """Measure block sizes on the first call of every head width, type and device inside.
+    """Measure block sizes on the first call of every head width and type inside, on a GPU.
 
-    The fastest of 72 are used from then on in this process, by every call of that width. A search
-    compiles each of them: minutes. Blocks that do not fit the device are passed over.
+    What is timed is that call's sweep over the keys, with its length, detectors and statistics; the
+    fastest of 72 block sizes are used from then on in this process by every kernel of that width,
+    under `attach` as well. A search compiles each of them: minutes. Blocks that do not fit the
+    device are passed over. `configs.choose` tells what is used.
 
     Args:
         timer: Milliseconds of a function; default `triton.testing.do_bench`.
+
+    Raises:
+        RuntimeError: There is no GPU to measure on.
     """
+    if timer is None and not torch.cuda.is_available():
+        raise RuntimeError("autotune measures kernels on a GPU; torch finds none.")
     if timer is None:
         from triton.testing import do_bench
 

@@ -20,6 +20,8 @@ from .rows import Labels, RowOutputs
 INTERPRETED = isinstance(forward_kernel, InterpretedFunction)
 """Whether Triton was imported under TRITON_INTERPRET=1, and kernels run as Python on a CPU."""
 
+_WIDEST = 576, 512  # DeepSeek's absorbed MLA; what the gate compiles
+_STEEPEST = 1e6
 _ops = torch.ops.headatlas
 
 
@@ -36,26 +38,34 @@ def why_not(request: Request) -> str | None:
         >>> from ..values import Scores
         >>> x = torch.zeros(1, 1, 2, 16, dtype=torch.float64)
         >>> why_not(Request(q=x, k=x, v=x, scores=Scores()))
-        'they compute in float32; q is torch.float64'
+        'its kernels compute in float32, and q is torch.float64'
     """
     q = request.q
     if q.dtype == torch.float64:
-        return f"they compute in float32; q is {q.dtype}"
+        return f"its kernels compute in float32, and q is {q.dtype}"
     if q.device.type == "cpu" and not INTERPRETED:
         return (
             "the tensors are on a CPU. To run them in Triton's interpreter, slowly, set "
             "TRITON_INTERPRET=1 before Python starts"
         )
     if q.device.type not in ("cpu", "cuda"):
-        return f"they run on NVIDIA GPUs; the tensors are on {q.device.type}"
+        return f"its kernels run on NVIDIA GPUs; the tensors are on {q.device.type}"
     if INTERPRETED and q.dtype == torch.bfloat16:
         return "Triton's interpreter multiplies the bits of bfloat16. Use float32 or float16 there"
+    d_value = 0 if request.v is None else request.v.shape[-1]
+    if q.shape[-1] > _WIDEST[0] or d_value > _WIDEST[1]:
+        return (
+            f"its kernels take heads of up to {_WIDEST[0]} (keys) and {_WIDEST[1]} (values); got "
+            f"{q.shape[-1]} and {d_value}"
+        )
+    if abs(request.scale) > _STEEPEST:
+        return f"its kernels compute in float32, and a scale of {request.scale} leaves its range"
     if q.device.type == "cuda":
         if torch.version.hip:
-            return "they were never checked on AMD GPUs"
+            return "its kernels were never checked on AMD GPUs"
         found = architecture(q.device)
         if found is not None and found < LEAST_ARCHITECTURE:
-            return f"they need compute capability 8.0; {q.device} has {found / 10}"
+            return f"its kernels need compute capability 8.0; {q.device} has {found / 10}"
     return None
 
 
@@ -75,8 +85,8 @@ def probe(request: Request, mask: Mask) -> ProbeOut:
     reason = why_not(request)
     if reason is not None:
         raise RuntimeError(
-            f"backend 'triton' cannot take this call: {reason}. Or use backend='auto', which picks "
-            "what fits."
+            f"backend 'triton' cannot take this call: {reason}. Or leave the choice to "
+            "backend='auto', outside of use_backend('triton')."
         )
     if 0 in (*request.q.shape, *request.k.shape, *(() if request.v is None else request.v.shape)):
         return cpu.probe(request, mask)  # nothing to launch a kernel for
@@ -147,13 +157,12 @@ def _weights(request: Request, call: _Call) -> Tensor | None:
         return call.weights(heads, wanted.rows, dtype)[..., :n_key]
     high, wide = min(wanted.pool[0], n_query), min(wanted.pool[1], n_key)
     largest = wanted.reduce == "max"
-    parts = call.pooled(heads, (high, wide), largest)
-    if largest:
-        return parts.amax(3).to(dtype)
-    size = torch.arange(0, n_query, high), torch.arange(0, n_key, wide)
-    in_rows, in_keys = (n_query - size[0]).clamp(max=high), (n_key - size[1]).clamp(max=wide)
-    entries = (in_rows[:, None] * in_keys).to(parts.device)
-    return (parts.sum(3, dtype=torch.float64) / entries).to(dtype)
+    grid = call.pooled(heads, (high, wide), largest)
+    if not largest:
+        size = torch.arange(0, n_query, high), torch.arange(0, n_key, wide)
+        in_rows, in_keys = (n_query - size[0]).clamp(max=high), (n_key - size[1]).clamp(max=wide)
+        grid = grid.double() / (in_rows[:, None] * in_keys).to(grid.device)
+    return grid.to(dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,6 +34,10 @@ class Blocks:
     warps: int
     stages: int
 
+    def __post_init__(self) -> None:
+        if self.keys > 128:
+            raise ValueError(f"labels are padded to 128 keys; got blocks of {self.keys}.")
+
 
 @dataclass(frozen=True)
 class Shape:

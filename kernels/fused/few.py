@@ -13,7 +13,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .tiles import HIDDEN, LOG2E, head_tiles, log2_norm
+from .tiles import LOG2E, capped, head_tiles, log2_norm
 
 
 @triton.jit
@@ -51,15 +51,10 @@ def few_kernel(
             s = norm * 0.0
             for i in tl.static_range(COUNT_D + (REST_D > 0)):
                 s += tl.sum(q[i].to(tl.float32) * k[i].to(tl.float32), 1)
-            if CAPPED:
-                e = tl.exp2(s * (scale / softcap * 2.0 * LOG2E))
-                s = (softcap * LOG2E) * (1.0 - 2.0 / (e + 1.0))
-            else:
-                s = s * (scale * LOG2E)
+            s = capped(s, scale, softcap) if CAPPED else s * (scale * LOG2E)
             if BIASED:
                 pointer = Bias + rows.to(tl.int64) * b_q + key.to(tl.int64) * b_k
                 s = s + tl.load(pointer, mask=ok, other=0.0).to(tl.float32) * LOG2E
-                s = tl.where(s < HIDDEN, HIDDEN, s)
             mass += tl.where(ok, tl.exp2(s - norm), 0.0)
         at = Mass + ((b * n_match + j) * heads + h) * n_query + rows
         tl.store(at, mass, mask=row_ok)

@@ -24,6 +24,7 @@ import triton.language as tl
 from .tiles import FLOOR, HIDDEN, LN2, LOG2E, head_tiles, log2_norm, reach, score_tile
 
 _NONE = tl.constexpr(2**31 - 1)
+_LIFT = tl.constexpr(4096.0)
 
 
 @triton.jit
@@ -63,7 +64,7 @@ def _walk(
                     highest = tl.maximum(highest, HIDDEN)
             m_new = tl.maximum(m, highest)
             if TOP:  # blocks are not met in order: among equals the lowest
-                better = (highest > m) | ((highest == m) & (start < best) & (best != _NONE))
+                better = (highest > m) | ((highest == m) & (start < best))
                 best = tl.where(better, start, best)
         reference = norm if KNOWN else m_new
         t = s * factor - reference[:, None] if PLAIN else s - reference[:, None]
@@ -95,10 +96,14 @@ def _walk(
         if COLUMNS > 0:  # labels that keys alone carry: further columns of the values
             pointer = Columns + start64 * COLUMNS + keys[:, None] * COLUMNS
             ones = tl.load(pointer + tl.arange(0, COLUMNS)[None, :])
-            found = tl.dot(p.to(ones.dtype), ones, acc[-1], input_precision=PRECISION)
-            if ones.dtype != tl.float32:  # what the rounding of p left: masses stay exact
-                left = p - p.to(ones.dtype).to(tl.float32)
-                found = tl.dot(left.to(ones.dtype), ones, found, input_precision=PRECISION)
+            if ones.dtype == tl.float32:
+                found = tl.dot(p, ones, acc[-1], input_precision=PRECISION)
+            else:  # in two halves of 11 bits, lifted above what float16 loses: 22 bits down to 2⁻²⁶
+                lifted = p * _LIFT
+                upper = lifted.to(tl.float16)
+                lower = ((lifted - upper.to(tl.float32)) * _LIFT).to(tl.float16)
+                found = tl.dot(upper, ones, tl.dot(lower, ones) * (1 / _LIFT))
+                found = acc[-1] + found * (1 / _LIFT)
             acc = acc[:-1] + (found,)
         # after the products with the values, whose wait they fill
         for j in tl.static_range(MATCHES):
@@ -240,7 +245,7 @@ def forward_kernel(
         lse2 = m_all + tl.log2(total)
         tl.store(Lse + row, tl.where(dead, float("-inf"), lse2 * LN2), mask=row_ok)
         # −Σ A ln A, A = exp(s − lse): of the keys alone, a sink's share is added by the host
-        entropy = tl.where(l_sum == 0.0, 0.0, share * (l_sum * (lse2 - m) - w))
+        entropy = share * (l_sum * (lse2 - m) - w)
         out = Out + row * OUT_WIDTH
         for i in tl.static_range(COUNT_V):
             _store_rows(out, acc[i], share, row_ok, i * BLOCK_V, D_VALUE, BLOCK_V)

@@ -44,7 +44,8 @@ def gradients(
     """
     causal = _causal(inputs, v, sinks)
     if causal is not None:
-        return (*_flash(grad, inputs, v, *attended, causal=causal), None, None)
+        found = *_flash(grad, inputs, v, *attended, causal=causal), None, None
+        return tuple(x if need else None for x, need in zip(found, needs, strict=True))
     return _recomputed(grad, inputs, v, sinks, attended, needs)
 
 
@@ -62,7 +63,7 @@ def _causal(inputs: Inputs, v: Tensor, sinks: Tensor | None) -> bool | None:
     if found == [whole]:
         return False
     square = Piece("causal", (0, batch), (0, n_query), (0, n_key))
-    return True if found == [square] and n_query == n_key else None
+    return True if found == [square] else None
 
 
 def _flash(

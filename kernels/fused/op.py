@@ -42,6 +42,10 @@ def _near(x: Tensor) -> Tensor:
     return x if max(x.stride()[2:]) < 2**20 else x.contiguous()
 
 
+def _dense(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.contiguous()
+
+
 def _call(
     q: Tensor, k: Tensor, v: Tensor | None, known: Tensor | None, sinks: Tensor | None,
     own: Tensor | None, q_code: Tensor | None, k_code: Tensor | None, columns: Tensor | None,
@@ -52,8 +56,8 @@ def _call(
         inputs=_inputs(q, k, bias, lo, hi, scale, softcap),
         v=None if v is None else _near(v),
         known=None if known is None else known.float().contiguous(),
-        sinks=None if sinks is None else sinks.contiguous(),
-        labels=Labels(q_code, k_code, own, strict, columns),
+        sinks=_dense(sinks),
+        labels=Labels(_dense(q_code), _dense(k_code), _dense(own), strict, _dense(columns)),
         entropy=entropy,
         top=top,
     )
@@ -127,7 +131,8 @@ register_autograd("headatlas::probe_rows", _backward, setup_context=_remember)
 def probe_rows_backward(grad, q, k, v, sinks, out, lse, needs, bias, lo, hi, scale, softcap):
     """Gradients of q, k, v, sinks and bias, as far as needed; see `gradients`."""
     inputs = Inputs(q, k, lo, hi, bias, scale, softcap)
-    found = gradients(grad, inputs, v, sinks, (out, lse), needs)
+    with torch.autocast(q.device.type, enabled=False):  # of which a backward pass may be part
+        found = gradients(grad, inputs, v, sinks, (out, lse), needs)
     return tuple(grad.new_empty(0) if x is None else x.contiguous() for x in found)
 
 
@@ -170,7 +175,7 @@ def _(q, k, lse, heads, rows, dtype, bias, lo, hi, scale, softcap):
     + ") -> Tensor",
 )
 def probe_pooled(q, k, lse, heads, cell, largest, bias, lo, hi, scale, softcap):
-    """Sums or maxima of A over cells, [batch, chosen_head, band, part of a band, column]."""
+    """Sums or maxima of A over cells, [batch, chosen_head, band, column]."""
     call = _read(q, k, lse, heads, bias, lo, hi, scale, softcap)
     into = call.empty_grid(tuple(cell))
     call.pooled(tuple(cell), largest=largest, into=into).run()

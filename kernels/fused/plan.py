@@ -131,15 +131,16 @@ def _sweeps(
     columns: list[int],
     found: Found | None = None,
 ) -> tuple[Sweep, ...]:
-    """Groups of four compared matches and sixteen columns; at least one, perhaps empty."""
-    n = max(-(-len(compared) // PER_SWEEP), -(-len(columns) // COLUMNS), 1)
-    own = mask.positions(*request.sizes, request.q.device).int().contiguous()
+    """Four compared matches or sixteen columns each (both fill the registers); at least one."""
+    batch, n_query, n_key = request.sizes
+    own = mask.positions(batch, n_query, n_key, request.q.device).clamp(-1, n_key).int()
+    own = own.contiguous()
+    groups = [(compared[i : i + PER_SWEEP], []) for i in range(0, len(compared), PER_SWEEP)]
+    groups += [([], columns[i : i + COLUMNS]) for i in range(0, len(columns), COLUMNS)]
     made = []
-    for i in range(n):
-        these = compared[i * PER_SWEEP : (i + 1) * PER_SWEEP]
-        those = columns[i * COLUMNS : (i + 1) * COLUMNS]
+    for these, those in groups or [([], [])]:
         q_code, k_code = _codes(q_label, k_label, these)
-        ones, looking = _columns(found, k_label, those, request.q.dtype)
+        ones, looking = _columns(found, k_label, those, request.q.itemsize)
         strict = sum(1 << at for at, index in enumerate(these) if request.matches[index].strict)
         labels = Labels(q_code, k_code, own if strict else None, strict, ones)
         made.append(Sweep(labels, tuple(these), tuple(those), looking))
@@ -160,15 +161,17 @@ def _codes(
     codes = torch.searchsorted(both.sort(-1).values, both).transpose(0, 1).int()
     q_code, k_code = codes.split([q_label.shape[-1], k_label.shape[-1]], -1)
     # keys of the padding are hidden from every row: their code is no matter
-    return q_code.contiguous(), pad(k_code, (0, -k_code.shape[-1] % LABEL_STEP), value=-1)
+    k_code = pad(k_code, (0, -k_code.shape[-1] % LABEL_STEP), value=-1)
+    return q_code.contiguous(), k_code.contiguous()
 
 
 def _columns(
-    found: Found | None, k_label: Tensor, of: list[int], dtype: torch.dtype
+    found: Found | None, k_label: Tensor, of: list[int], itemsize: int
 ) -> tuple[Tensor | None, Tensor | None]:
     """Indicator columns [batch, padded key, 16], and which rows look for them."""
     if found is None or not of:
         return None, None
+    dtype = torch.float32 if itemsize == 4 else torch.float16  # of bfloat16 too: see `_walk`
     keys = (k_label[of] == found.low[of][..., None]).movedim(0, -1).to(dtype)
     n_key = keys.shape[1]
     keys = pad(keys, (0, COLUMNS - len(of), 0, -n_key % LABEL_STEP))

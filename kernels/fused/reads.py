@@ -58,17 +58,17 @@ class ReadCall:
         Args:
             cell: Queries and keys per cell.
             largest: Maxima instead of sums.
-            into: [batch, chosen_head, band, part, column] as `empty_grid` makes it.
+            into: [batch, chosen_head, band, column] as `empty_grid` makes it.
         """
         inputs = self.inputs
         batch, heads, n_query, n_key = inputs.sizes
-        n_chosen, n_band, n_part, n_column = into.shape[1:]
+        n_chosen, n_band, n_column = into.shape[1:]
         return self._launch(
             pooled_kernel,
             self.cell_blocks(cell),
-            programs=n_part * n_band * n_chosen * batch,
+            programs=n_band * n_chosen * batch,
             tensors=(self.heads, into),
-            numbers=(heads, n_query, n_key, n_chosen, n_part, n_band, n_column, *cell),
+            numbers=(heads, n_query, n_key, n_chosen, n_band, n_column, *cell),
             LARGEST=largest,
         )
 
@@ -112,12 +112,10 @@ class ReadCall:
         padded = (n_key + _ROW_STEP - 1) // _ROW_STEP * _ROW_STEP
         return self.inputs.q.new_empty(batch, len(self.heads), n_row, padded, dtype=dtype)
 
-    def empty_grid(self, cell: tuple[int, int]) -> Float[Tensor, "batch head band part column"]:
-        """An uninitialised grid with the parts of each band apart."""
+    def empty_grid(self, cell: tuple[int, int]) -> Float[Tensor, "batch chosen_head band column"]:
+        """An uninitialised grid."""
         batch, _, n_query, n_key = self.inputs.sizes
-        bands, columns = -(-n_query // cell[0]), -(-n_key // cell[1])
-        parts = -(-cell[0] // self.cell_blocks(cell).rows)
-        shape = batch, len(self.heads), bands, parts, columns
+        shape = batch, len(self.heads), -(-n_query // cell[0]), -(-n_key // cell[1])
         return self.inputs.q.new_empty(shape, dtype=torch.float32)
 
     def cell_blocks(self, cell: tuple[int, int]) -> Blocks:

@@ -92,57 +92,69 @@ def weights_kernel(
 def pooled_kernel(
     Q, K, Bias, Lo, Hi, Lse, Heads, Grid,
     q_b, q_h, q_n, q_d, k_b, k_h, k_n, k_d, b_b, b_h, b_q, b_k,
-    heads, n_query, n_key, n_chosen, n_part, n_band, n_column, band, column, scale, softcap,
+    heads, n_query, n_key, n_chosen, n_band, n_column, band, column, scale, softcap,
     GROUP: tl.constexpr, CAPPED: tl.constexpr, BIASED: tl.constexpr, LARGEST: tl.constexpr,
     D_KEY: tl.constexpr, BLOCK_D: tl.constexpr, COUNT_D: tl.constexpr, REST_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """At most BLOCK_M rows of a band of `band` queries, summed or maximised over `column` keys.
+    """A band of `band` queries: the sum, or the largest, of A over every `column` keys.
 
-    Writes [sequence, chosen head, band, part, column]: a band of more than BLOCK_M rows has several
-    parts, which the host joins.
+    Writes [sequence, chosen head, band, column].
     """
     pid = tl.program_id(0)
-    part = pid % n_part
-    which = pid // n_part % n_band
-    slot = (pid // n_part // n_band % n_chosen).to(tl.int64)
-    b = (pid // n_part // n_band // n_chosen).to(tl.int64)
+    which = pid % n_band
+    slot = (pid // n_band % n_chosen).to(tl.int64)
+    b = (pid // n_band // n_chosen).to(tl.int64)
     h = tl.load(Heads + slot).to(tl.int64)
-    rows = which * band + part * BLOCK_M + tl.arange(0, BLOCK_M)
-    row_ok = rows < tl.minimum((which + 1) * band, n_query)
-    lo = tl.load(Lo + b * n_query + rows, mask=row_ok, other=0)
-    hi = tl.load(Hi + b * n_query + rows, mask=row_ok, other=0)
-    norm = log2_norm(Lse, (b * heads + h) * n_query + rows, row_ok)
     Q += b * q_b + h * q_h
     K += b * k_b + h // GROUP * k_h
     Bias += b * b_b + h * b_h
-    Grid += (((b * n_chosen + slot) * n_band + which) * n_part + part) * n_column
-    at_q, at_row = rows.to(tl.int64) * q_n, rows.to(tl.int64) * b_q
-    q = head_tiles(Q, at_q, row_ok, q_d, D_KEY, BLOCK_D, COUNT_D, REST_D, True)
-    first, _, _, last = reach(lo, hi, row_ok, BLOCK_N)
+    Lo += b * n_query
+    Hi += b * n_query
+    Lse += (b * heads + h) * n_query
+    Grid += ((b * n_chosen + slot) * n_band + which) * n_column
+    last_row = tl.minimum((which + 1) * band, n_query)
     for cell in tl.range(0, n_column):
         begin = cell * column
         end = tl.minimum(begin + column, n_key)
-        from_here = tl.maximum(begin, begin + (first - begin) // BLOCK_N * BLOCK_N)
-        sums = tl.zeros([BLOCK_M], tl.float32)
-        for start in tl.range(from_here, tl.minimum(end, last), BLOCK_N):
-            A = weigh_tile(
-                q, K, Bias, at_row, start, end, row_ok, lo, hi, norm, n_key, k_n, k_d, b_k,
-                scale, softcap, CAPPED, BIASED, D_KEY, BLOCK_D, COUNT_D, REST_D, BLOCK_N, PRECISION,
-            )  # fmt: skip
-            if LARGEST:  # NaN wins: a maximum that drops it would hide a spoilt row
-                top = tl.max(A, 1)
-                spoilt = tl.sum(A, 1)
-                top = tl.where(spoilt == spoilt, top, spoilt)
-                sums = tl.where((top > sums) | (top != top), top, sums)
-            else:
-                sums += tl.sum(A, 1)
-        if LARGEST:
-            spoilt = tl.sum(sums, 0)
-            value = tl.where(spoilt == spoilt, tl.max(sums, 0), spoilt)
-        else:
-            value = tl.sum(sums, 0)
-        tl.store(Grid + cell, value)
+        value = tl.zeros([BLOCK_M], tl.float32)
+        for row in tl.range(which * band, last_row, BLOCK_M):
+            rows = row + tl.arange(0, BLOCK_M)
+            row_ok = rows < last_row
+            lo = tl.load(Lo + rows, mask=row_ok, other=0)
+            hi = tl.load(Hi + rows, mask=row_ok, other=0)
+            norm = log2_norm(Lse, rows, row_ok)
+            at_q, at_row = rows.to(tl.int64) * q_n, rows.to(tl.int64) * b_q
+            q = head_tiles(Q, at_q, row_ok, q_d, D_KEY, BLOCK_D, COUNT_D, REST_D, True)
+            first, _, _, last = reach(lo, hi, row_ok, BLOCK_N)
+            from_here = tl.maximum(begin, begin + (first - begin) // BLOCK_N * BLOCK_N)
+            for start in tl.range(from_here, tl.minimum(end, last), BLOCK_N):
+                A = weigh_tile(
+                    q, K, Bias, at_row, start, end, row_ok, lo, hi, norm, n_key, k_n, k_d, b_k,
+                    scale, softcap, CAPPED, BIASED, D_KEY, BLOCK_D, COUNT_D, REST_D, BLOCK_N,
+                    PRECISION,
+                )  # fmt: skip
+                if LARGEST:
+                    value = _larger(value, _largest(A, 1))
+                else:
+                    value += tl.sum(A, 1)
+        tl.store(Grid + cell, _largest(value, 0) if LARGEST else tl.sum(value, 0))
+
+
+@triton.jit
+@no_type_check
+def _largest(A, AXIS: tl.constexpr):
+    """The maximum along an axis, or NaN where there is one: dropped, it would hide a spoilt row."""
+    spoilt = tl.sum(A, AXIS)
+    return tl.where(spoilt == spoilt, tl.max(A, AXIS), spoilt)
+
+
+@triton.jit
+@no_type_check
+def _larger(a, b):
+    """The larger of two, or NaN if one is."""
+    spoilt = a + b
+    return tl.where(spoilt == spoilt, tl.maximum(a, b), spoilt)
 
 
 @triton.jit
