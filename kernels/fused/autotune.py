@@ -67,7 +67,7 @@ def search(call: RowCall) -> None:
     if timer is None:
         return
     d_value = 0 if call.v is None or call.known is not None else call.v.shape[-1]
-    arch, shape = architecture(q.device), Shape(q.shape[-1], d_value, q.itemsize)
+    arch, shape = architecture(q.device), Shape(q.shape[-1], d_value, q.itemsize, call.load)
     remember_blocks(arch, shape, lambda: min(_CANDIDATES, key=lambda b: _time(call, b, timer)))
 
 

@@ -47,21 +47,26 @@ class Shape:
         d_key: Width of queries and keys.
         d_value: Width of values, of one slice where they are sliced; 0 where none are read.
         itemsize: Bytes per number, 2 or 4.
+        load: What a row holds besides its output: 0 is little, 1 is strict or many matches, or
+            statistics under a softcap or a bias, 2 is statistics under both.
 
     Example:
         >>> Shape(192, 128, 2).fit, Shape(256, 256, 2).fit, Shape(576, 256, 2).fit
         ('narrow', 'wide', 'widest')
+        >>> Shape(64, 64, 2, load=1).fit
+        'narrow, full'
     """
 
     d_key: int
     d_value: int
     itemsize: int
+    load: int = 0
 
     @property
     def fit(self) -> str:
         """The row of the table."""
         if self.d_key <= 192 and self.d_value <= 128:
-            return "narrow"
+            return ("narrow", "narrow, full", "narrow, packed")[self.load * (self.itemsize == 2)]
         return "wide" if self.d_key <= 256 else "widest"
 
 
@@ -72,6 +77,14 @@ _TABLE = {
     (2, "narrow"): {
         "ampere": Blocks(128, 32, 8, 2), "hopper": Blocks(128, 64, 8, 3),
         "blackwell": Blocks(128, 64, 8, 3), "small": Blocks(128, 32, 8, 2),
+    },
+    (2, "narrow, full"): {
+        "ampere": Blocks(128, 32, 8, 2), "hopper": Blocks(128, 64, 8, 3),
+        "blackwell": Blocks(128, 32, 8, 3), "small": Blocks(128, 32, 8, 2),
+    },
+    (2, "narrow, packed"): {
+        "ampere": Blocks(128, 32, 8, 2), "hopper": Blocks(128, 32, 8, 3),
+        "blackwell": Blocks(128, 32, 8, 3), "small": Blocks(64, 32, 8, 2),
     },
     (2, "wide"): {
         "ampere": Blocks(32, 32, 8, 2), "hopper": Blocks(64, 32, 8, 2),

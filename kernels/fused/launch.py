@@ -108,9 +108,9 @@ class Inputs:
             "PRECISION": "ieee" if self.q.dtype == torch.float32 else None,
         }
 
-    def blocks(self, d_value: int = 0) -> Blocks:
-        """Block sizes for this device."""
-        shape = Shape(self.q.shape[-1], d_value, self.q.itemsize)
+    def blocks(self, d_value: int = 0, load: int = 0) -> Blocks:
+        """Block sizes for this device; see `Shape`."""
+        shape = Shape(self.q.shape[-1], d_value, self.q.itemsize, load)
         return choose(architecture(self.q.device), shape)
 
 

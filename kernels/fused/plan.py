@@ -26,7 +26,10 @@ from .rows import COLUMNS, LABEL_STEP, Labels
 MOST_FEW = 4
 """Visible keys per row up to which a match is gathered."""
 PER_SWEEP = 4
-"""Matches that one sweep compares: more, and their labels and sums fill the registers."""
+"""Matches that one sweep compares: more, and their labels and sums fill the registers.
+
+A softcap, a bias and strictness take half of the room each; one match always fits.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +88,7 @@ def plan_fused(request: Request, mask: Mask) -> FusedPlan:
     if torch.compiler.is_compiling():
         everything = range(len(request.matches))
         return FusedPlan(sweeps=_sweeps(request, mask, *stack_labels(request), [*everything], []))
-    kind = f"fused {request.q.dtype}"
+    kind = f"fused {request.q.dtype} {_n_bent(request)}"
     return remembered(request, mask, kind, lambda: _build(request, mask))
 
 
@@ -131,11 +134,15 @@ def _sweeps(
     columns: list[int],
     found: Found | None = None,
 ) -> tuple[Sweep, ...]:
-    """Four compared matches or sixteen columns each (both fill the registers); at least one."""
+    """Some compared matches or sixteen columns each (both fill the registers); at least one."""
     batch, n_query, n_key = request.sizes
     own = mask.positions(batch, n_query, n_key, request.q.device).clamp(-1, n_key).int()
     own = own.contiguous()
-    groups = [(compared[i : i + PER_SWEEP], []) for i in range(0, len(compared), PER_SWEEP)]
+    groups = []
+    for strict in (False, True):
+        most = max(PER_SWEEP >> (_n_bent(request) + strict), 1)
+        these = [index for index in compared if request.matches[index].strict == strict]
+        groups += [(these[i : i + most], []) for i in range(0, len(these), most)]
     groups += [([], columns[i : i + COLUMNS]) for i in range(0, len(columns), COLUMNS)]
     made = []
     for these, those in groups or [([], [])]:
@@ -145,6 +152,10 @@ def _sweeps(
         labels = Labels(q_code, k_code, own if strict else None, strict, ones)
         made.append(Sweep(labels, tuple(these), tuple(those), looking))
     return tuple(made)
+
+
+def _n_bent(request: Request) -> int:
+    return (request.scores.softcap is not None) + (request.scores.bias is not None)
 
 
 def _codes(

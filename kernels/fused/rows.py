@@ -91,6 +91,15 @@ class RowCall:
     entropy: bool = False
     top: bool = False
 
+    @property
+    def load(self) -> int:
+        """How much a row holds besides its output; see `Shape`."""
+        n_match = self.labels.n_match
+        if not (self.entropy or self.top or n_match or self.labels.columns is not None):
+            return 0
+        bent = (self.inputs.softcap is not None) + (self.inputs.bias is not None)
+        return max(bent, int(n_match > 2 or self.labels.strict > 0))
+
     def outputs(self) -> RowOutputs:
         """Uninitialised outputs; the kernel writes every element."""
         batch, heads, n_query, _ = self.inputs.sizes
@@ -136,7 +145,7 @@ class RowCall:
         any_tensor = inputs.lo
         bias, bias_strides = inputs.bias_or_any
         d_value = 0 if v is None else v.shape[-1]
-        blocks = inputs.blocks(d_value)
+        blocks = inputs.blocks(d_value, self.load)
         block_v, count_v, rest_v = (16, 0, 0) if v is None else split(d_value, q.itemsize)
         optional = (self.sinks, inputs.lo, inputs.hi, labels.own, labels.q_code, labels.k_code,
                     labels.columns, self.known)  # fmt: skip

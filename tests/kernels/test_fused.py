@@ -258,9 +258,11 @@ def test_each_match_goes_its_own_way() -> None:
     mask = Mask()
     plan = plan_fused(request, mask)
     assert plan.few == (0, 2)
-    assert [sweep.compared for sweep in plan.sweeps] == [(1, 4, 5, 6), (7, 8), ()]
+    assert [sweep.compared for sweep in plan.sweeps] == [(1, 5, 6, 7), (4, 8), ()]
     assert [sweep.columns for sweep in plan.sweeps] == [(), (), (3,)]
     assert plan_fused(request, mask) is plan
+    bent = replace(request, scores=Scores(softcap=2.0))
+    assert [s.compared for s in plan_fused(bent, mask).sweeps] == [(1, 5), (6, 7), (4,), (8,), ()]
     changed = replace(request, matches=(*request.matches[1:],))
     assert plan_fused(changed, mask).few == (1,)
 
