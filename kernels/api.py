@@ -5,15 +5,16 @@ from headatlas.kernels.api import Mask, Match, Scores, Weights, attention_probe
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 from jaxtyping import Float
 from torch import Tensor, autocast
 
 from .check import check_kinds, check_request
+from .held import held
 from .masks import Mask
 from .values import Match, ProbeOut, Request, Scores, Weights
 
@@ -111,8 +112,7 @@ def attention_probe(
 _automatic: ContextVar[str | None] = ContextVar("automatic", default=None)
 
 
-@contextlib.contextmanager
-def use_backend(name: str) -> Iterator[None]:
+def use_backend(name: str) -> AbstractContextManager[None]:
     """Let "auto" mean one backend inside: to compare backends on a whole model.
 
     It never falls back to another: a call that it cannot take is an error. Enter it outside of what
@@ -132,11 +132,7 @@ def use_backend(name: str) -> Iterator[None]:
         tensor([[[ 7., 15.]]])
     """
     _check_name(name, _BACKENDS)
-    token = _automatic.set(name)
-    try:
-        yield
-    finally:
-        _automatic.reset(token)
+    return held(_automatic, name)
 
 
 def _run(name: str, request: Request, mask: Mask) -> ProbeOut:

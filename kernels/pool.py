@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -48,7 +48,7 @@ def pool_weights(
     height, width = (
         min(int(size), max(n, 1)) for size, n in zip(wanted.pool, (n_query, n_key), strict=True)
     )
-    in_rows, in_keys = _entries(n_query, height, device), _entries(n_key, width, device)
+    in_rows, in_keys = entries(n_query, height, device), entries(n_key, width, device)
     shape = (batch, n_head, len(in_rows), len(in_keys))
     out = torch.zeros(shape, dtype=wanted.dtype or request.q.dtype, device=device)
     step = max(TILE // max(batch * n_head * n_key, 1), 8)
@@ -69,8 +69,18 @@ def pool_weights(
     return out
 
 
-def _entries(n: int, size: int, device: torch.device) -> Tensor:
-    """How many of n indices each stretch of `size` holds."""
+def entries(n: int, size: int, device: torch.device) -> Int[Tensor, " cell"]:
+    """How many of n indices each stretch of `size` holds.
+
+    Args:
+        n: Indices.
+        size: Indices per stretch, at least 1.
+        device: Where the result lives.
+
+    Example:
+        >>> entries(7, 3, torch.device("cpu")).tolist()
+        [3, 3, 1]
+    """
     return (n - torch.arange(0, n, size, device=device)).clamp(max=size)
 
 

@@ -14,11 +14,11 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..command import check_folder, run_command, write_whole
 from .compile import CannotCompileError
 from .gate import SHIPPED, TARGETS
 
 _PROGRAM = "python -m headatlas.kernels.aot"
-_INTERRUPTED = 130
 _STEPS = 10  # reports on the way where no bar can be drawn
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -65,26 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Args:
         arguments: In place of those of the process.
     """
-    try:
-        given = list(sys.argv[1:] if arguments is None else arguments)
-        status = app(given, prog_name=_PROGRAM, standalone_mode=False) or 0
-    except KeyboardInterrupt:
-        status = _INTERRUPTED
-    except CannotCompileError as error:
-        _refuse(str(error))
-    except Exception as error:
-        wrong_option = getattr(error, "format_message", None)  # what typer's usage errors have
-        if wrong_option is None:
-            raise
-        _refuse(wrong_option())
-    if status == _INTERRUPTED:
-        print(f"{_PROGRAM}: interrupted", file=sys.stderr)
-    raise SystemExit(status)
-
-
-def _refuse(message: str) -> NoReturn:
-    print(f"{_PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
-    raise SystemExit(2) from None
+    run_command(app, _PROGRAM, arguments, refused=CannotCompileError)
 
 
 @app.command()
@@ -142,10 +123,7 @@ def _check_targets(document: Path | None, json_file: Path | None) -> None:
             with_table(document.read_text(encoding="utf-8"), "")
         except ValueError as error:  # not UTF-8, or without its markers
             raise typer.BadParameter(str(error), param_hint="--markdown") from error
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise typer.BadParameter(
-            f"the folder of {str(json_file)!r} is missing.", param_hint="--json"
-        )
+    check_folder(json_file, "--json")
 
 
 def _cpus() -> int:
@@ -164,10 +142,10 @@ def _run(
         report = stack.enter_context(_progress())
         results = check_cases(cases, archs, jobs=jobs, cache=folder, progress=report)
     if json_file is not None:
-        table.replace(json_file, table.to_json(results))
+        write_whole(json_file, table.to_json(results))
     if document is not None:
         text = document.read_text(encoding="utf-8")
-        table.replace(document, table.with_table(text, table.markdown(results)))
+        write_whole(document, table.with_table(text, table.markdown(results)))
     table.show(results)
     failed = [result for result in results if result.failed]
     for result in failed:

@@ -142,12 +142,13 @@ def _read(case: ShippedCase, asked: Mapping[str, Any]) -> CompilableLaunch:
     from ..fused.reads import ReadCall
 
     heads = torch.arange(_HEADS, dtype=torch.int32)
-    call = ReadCall(_inputs(case, asked), torch.empty(1, _HEADS, _LENGTH), heads)
+    call = ReadCall(_inputs(case, asked), torch.empty(1, _HEADS, _LENGTH))
     if case.kernel == "weights":
         rows = torch.zeros(1, _LENGTH, dtype=torch.int32) if asked.get("rows") else None
-        return call.weights(rows, call.empty_weights(_LENGTH, DTYPES[case.dtype]))
+        return call.weights(heads, rows, call.empty_weights(_HEADS, _LENGTH, DTYPES[case.dtype]))
     if case.kernel == "pooled":
-        return call.pooled(_CELL, largest=asked["largest"], into=call.empty_grid(_CELL))
+        into = call.empty_grid(_HEADS, _CELL)
+        return call.pooled(heads, _CELL, largest=asked["largest"], into=into)
     if case.kernel == "few":
         keys = torch.zeros(1, 3, _LENGTH, MOST_FEW, dtype=torch.int32)
         return call.few(keys, torch.empty(1, 3, _HEADS, _LENGTH))

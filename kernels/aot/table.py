@@ -7,7 +7,6 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -157,21 +156,3 @@ def to_json(results: Sequence[Result]) -> str:
         "schema_version": SCHEMA_VERSION, "versions": versions, "targets": limits, "results": rows,
     }  # fmt: skip
     return json.dumps(told, indent=1) + "\n"
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a file that is at no time half-written.
-
-    Args:
-        path: The file.
-        text: Its new content.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -11,10 +11,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from ..command import check_folder, refuse, run_command, write_whole
+
 _PROGRAM = "python -m headatlas.kernels.bench"
-_INTERRUPTED = 130
 _BUDGET, _CASE_BUDGET = 540.0, 20.0  # seconds; the whole stays below ten minutes
-_LEAST = 80  # compute capability
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
@@ -45,24 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Args:
         arguments: In place of those of the process.
     """
-    try:
-        given = list(sys.argv[1:] if arguments is None else arguments)
-        status = app(given, prog_name=_PROGRAM, standalone_mode=False) or 0
-    except KeyboardInterrupt:
-        status = _INTERRUPTED
-    except Exception as error:
-        wrong_option = getattr(error, "format_message", None)  # what typer's usage errors have
-        if wrong_option is None:
-            raise
-        _refuse(wrong_option())
-    if status == _INTERRUPTED:
-        print(f"{_PROGRAM}: interrupted", file=sys.stderr)
-    raise SystemExit(status)
-
-
-def _refuse(message: str) -> NoReturn:
-    print(f"{_PROGRAM}: {' '.join(message.split())}", file=sys.stderr)
-    raise SystemExit(2) from None
+    run_command(app, _PROGRAM, arguments)
 
 
 @app.command()
@@ -90,11 +73,10 @@ def bench(
     if list_names:
         print("\n".join(case.name for case in cases))
         return 0
-    if json is not None and not json.absolute().parent.is_dir():
-        raise typer.BadParameter(f"the folder of {str(json)!r} is missing.", param_hint="--json")
+    check_folder(json, "--json")
     missing = why_not()
     if missing is not None:
-        _refuse(f"{missing}.")
+        refuse(_PROGRAM, f"{missing}.")
     schedule = Schedule(cases)
     if quick:
         schedule = replace(schedule, widths=(128,), lengths=(2048,))
@@ -115,12 +97,13 @@ def why_not() -> str | None:
         return "these kernels were never checked on AMD GPUs"
     try:
         from ..fused.backend import INTERPRETED
+        from ..fused.configs import LEAST_ARCHITECTURE
     except ImportError as error:
         return f"Triton cannot be imported ({error})"
     if INTERPRETED:
         return "TRITON_INTERPRET is set: kernels would run as Python. Unset it"
     major, minor = torch.cuda.get_device_capability()
-    if 10 * major + minor < _LEAST:
+    if 10 * major + minor < LEAST_ARCHITECTURE:
         name = torch.cuda.get_device_name()
         return f"the kernels need compute capability 8.0; {name} has {major}.{minor}"
     return None
@@ -148,7 +131,7 @@ def _run(schedule, file: Path | None, seconds: float, seed: int, quick: bool) ->
         )  # fmt: skip
     finally:
         if file is not None:
-            reports.replace(file, reports.to_json(report))
+            write_whole(file, reports.to_json(report))
     reports.show(report)
     for failure in report.failures:
         print(f"FAILED {failure}")
@@ -164,7 +147,7 @@ def _progress(report, file: Path | None) -> Callable[[str], None]:
     def told(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
         if file is not None:
-            reports.replace(file, reports.to_json(report))
+            write_whole(file, reports.to_json(report))
 
     return told
 

@@ -191,11 +191,11 @@ def _writer(inputs, lse: Tensor, ask: Ask) -> Callable[[], Tensor] | None:
     if ask.weights is None:
         return None
     _, heads, n_query, n_key = inputs.sizes
-    read = ReadCall(inputs, lse, torch.arange(heads, dtype=torch.int32, device=lse.device))
+    read, every = ReadCall(inputs, lse), torch.arange(heads, dtype=torch.int32, device=lse.device)
 
     def write() -> Tensor:
-        into = read.empty_weights(n_query, inputs.q.dtype)
-        read.weights(None, into).run()
+        into = read.empty_weights(heads, n_query, inputs.q.dtype)
+        read.weights(every, None, into).run()
         return into[..., :n_key]
 
     return write

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -140,31 +137,3 @@ def _table(report: Report) -> Table:
 
 def _number(x: float | None) -> str:
     return "–" if x is None else f"{x:.3g}"
-
-
-def replace(path: Path, text: str) -> None:
-    """Write a file that is at no time half-written.
-
-    Args:
-        path: The file.
-        text: Its new content.
-
-    Raises:
-        OSError: It cannot be written.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "bench.json"
-        >>> replace(file, "{}")
-        >>> file.read_text()
-        '{}'
-    """
-    partial = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
-    try:
-        with partial.open("x", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -8,16 +8,17 @@ with autotune():
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 import torch
 from triton.runtime.errors import OutOfResources
 
-from .configs import Blocks, Shape, architecture, remember_blocks, use_blocks
-from .rows import RowCall
+from ..held import held
+from .configs import Blocks, architecture, remember_blocks, use_blocks
+from .rows import VALUE_SLICE, RowCall
 
 _CANDIDATES = tuple(
     Blocks(rows, keys, warps, stages)
@@ -29,14 +30,14 @@ Timer = Callable[[Callable[[], None]], float]
 _timer: ContextVar[Timer | None] = ContextVar("timer", default=None)
 
 
-@contextlib.contextmanager
-def autotune(timer: Timer | None = None) -> Iterator[None]:
+def autotune(timer: Timer | None = None) -> AbstractContextManager[None]:
     """Measure block sizes on the first call of every head width and type inside, on a GPU.
 
     What is timed is that call's sweep over the keys, with its length, detectors and statistics; the
     fastest of 72 block sizes are used from then on in this process by every kernel of that width,
     under `attach` as well. A search compiles each of them: minutes. Blocks that do not fit the
-    device are passed over. `configs.choose` tells what is used.
+    device are passed over; values that go in slices (wider than 256) keep the table's.
+    `configs.choose` tells what is used.
 
     Args:
         timer: Milliseconds of a function; default `triton.testing.do_bench`.
@@ -50,11 +51,7 @@ def autotune(timer: Timer | None = None) -> Iterator[None]:
         from triton.testing import do_bench
 
         timer = do_bench  # type: ignore[assignment]
-    token = _timer.set(timer)
-    try:
-        yield
-    finally:
-        _timer.reset(token)
+    return held(_timer, timer)
 
 
 def search(call: RowCall) -> None:
@@ -63,12 +60,11 @@ def search(call: RowCall) -> None:
     Args:
         call: What to time; its outputs are written as often as it takes.
     """
-    timer, q = _timer.get(), call.inputs.q
-    if timer is None:
+    timer = _timer.get()
+    if timer is None or call.shape.d_value > VALUE_SLICE:
         return
-    d_value = 0 if call.v is None or call.known is not None else call.v.shape[-1]
-    arch, shape = architecture(q.device), Shape(q.shape[-1], d_value, q.itemsize, call.load)
-    remember_blocks(arch, shape, lambda: min(_CANDIDATES, key=lambda b: _time(call, b, timer)))
+    arch = architecture(call.inputs.q.device)
+    remember_blocks(arch, call.shape, lambda: min(_CANDIDATES, key=lambda b: _time(call, b, timer)))
 
 
 def _time(call: RowCall, blocks: Blocks, timer: Timer) -> float:

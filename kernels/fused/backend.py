@@ -10,6 +10,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from .. import cpu
 from ..masks import Mask
+from ..pool import entries
 from ..values import ProbeOut, Request
 from . import op as _registers_the_operators  # noqa: F401
 from .configs import LEAST_ARCHITECTURE, architecture
@@ -147,21 +148,16 @@ def _weights(request: Request, call: _Call) -> Tensor | None:
     heads = list(range(request.q.shape[1]) if wanted.heads is None else wanted.heads)
     dtype = wanted.dtype or request.q.dtype
     _, n_query, n_key = request.sizes
-    if not heads or (wanted.rows is not None and not wanted.rows.shape[1]):
-        n_row = n_query if wanted.rows is None else wanted.rows.shape[1]
-        shape = n_row, n_key
-        if wanted.pool is not None:
-            shape = -(-n_query // wanted.pool[0]), -(-n_key // wanted.pool[1])
-        return request.q.new_zeros(request.q.shape[0], len(heads), *shape, dtype=dtype)
     if wanted.pool is None:
         return call.weights(heads, wanted.rows, dtype)[..., :n_key]
     high, wide = min(wanted.pool[0], n_query), min(wanted.pool[1], n_key)
     largest = wanted.reduce == "max"
     grid = call.pooled(heads, (high, wide), largest)
     if not largest:
-        size = torch.arange(0, n_query, high), torch.arange(0, n_key, wide)
-        in_rows, in_keys = (n_query - size[0]).clamp(max=high), (n_key - size[1]).clamp(max=wide)
-        grid = grid.double() / (in_rows[:, None] * in_keys).to(grid.device)
+        device = grid.device
+        grid = grid.double() / (
+            entries(n_query, high, device)[:, None] * entries(n_key, wide, device)
+        )
     return grid.to(dtype)
 
 

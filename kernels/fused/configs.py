@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
+
+from ..held import held
 
 # KiB of shared memory that one program may hold (CUDA C++ Programming Guide, compute capabilities)
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99, 121: 99}
@@ -70,8 +72,8 @@ class Shape:
         return "wide" if self.d_key <= 256 else "widest"
 
 
-# Found by compiling every shipped kernel, statistics included, for every class: the largest blocks
-# whose loops keep all that they sum in registers and use the architecture's matrix instructions.
+# Found by compiling the fullest kernels of each row for every class: the largest blocks whose loops
+# keep all that they sum in registers and use the architecture's matrix instructions.
 _CLASSES = {80: "ampere", 87: "ampere", 90: "hopper", 100: "blackwell", 103: "blackwell"}
 _TABLE = {
     (2, "narrow"): {
@@ -114,8 +116,7 @@ _forced: ContextVar[Blocks | None] = ContextVar("forced", default=None)
 _target: ContextVar[int | None] = ContextVar("target", default=None)
 
 
-@contextlib.contextmanager
-def use_blocks(blocks: Blocks | None) -> Iterator[None]:
+def use_blocks(blocks: Blocks | None) -> AbstractContextManager[None]:
     """Every kernel started inside takes these blocks: for tests, and for a search of one's own.
 
     Args:
@@ -126,15 +127,10 @@ def use_blocks(blocks: Blocks | None) -> Iterator[None]:
         ...     choose(None, Shape(64, 64, 2)).rows
         16
     """
-    token = _forced.set(blocks)
-    try:
-        yield
-    finally:
-        _forced.reset(token)
+    return held(_forced, blocks)
 
 
-@contextlib.contextmanager
-def use_architecture(arch: int) -> Iterator[None]:
+def use_architecture(arch: int) -> AbstractContextManager[None]:
     """Launches made inside are those of an architecture, wherever their tensors are.
 
     Args:
@@ -145,11 +141,7 @@ def use_architecture(arch: int) -> Iterator[None]:
         ...     architecture(torch.device("cpu"))
         90
     """
-    token = _target.set(arch)
-    try:
-        yield
-    finally:
-        _target.reset(token)
+    return held(_target, arch)
 
 
 def choose(arch: int | None, shape: Shape) -> Blocks:

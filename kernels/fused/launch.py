@@ -35,7 +35,9 @@ class Launch:
     stages: int
 
     def run(self) -> None:
-        """Start the kernel on the device of its first tensor."""
+        """Start the kernel on the device of its first tensor, if there is anything to do."""
+        if 0 in self.grid:
+            return
         device = self.arguments[0].device
         here = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
         with here:
@@ -94,8 +96,10 @@ class Inputs:
         """Scale and softcap as the kernels take them."""
         return self.scale, self.softcap or 1.0
 
-    def constants(self, *, d_key: int) -> dict[str, Any]:
+    @property
+    def constants(self) -> dict[str, Any]:
         """The compile-time switches that all kernels share."""
+        d_key = self.q.shape[-1]
         block, count, rest = split(d_key, self.q.itemsize)
         return {
             "GROUP": self.group,
@@ -108,10 +112,13 @@ class Inputs:
             "PRECISION": "ieee" if self.q.dtype == torch.float32 else None,
         }
 
-    def blocks(self, d_value: int = 0, load: int = 0) -> Blocks:
-        """Block sizes for this device; see `Shape`."""
-        shape = Shape(self.q.shape[-1], d_value, self.q.itemsize, load)
-        return choose(architecture(self.q.device), shape)
+    def shape(self, d_value: int = 0, load: int = 0) -> Shape:
+        """What the choice of blocks depends on."""
+        return Shape(self.q.shape[-1], d_value, self.q.itemsize, load)
+
+    def blocks(self, shape: Shape | None = None) -> Blocks:
+        """Block sizes for this device; without a shape those of a kernel that reads no values."""
+        return choose(architecture(self.q.device), shape or self.shape())
 
 
 _WIDEST_IEEE = 64

@@ -154,17 +154,23 @@ def _(grad, q, k, v, sinks, out, lse, needs, bias, lo, hi, scale, softcap):
 )
 def probe_weights(q, k, lse, heads, rows, dtype, bias, lo, hi, scale, softcap):
     """A of the chosen heads and rows; each row padded with zeros to a multiple of 16 keys."""
-    call = _read(q, k, lse, heads, bias, lo, hi, scale, softcap)
+    call = _read(q, k, lse, bias, lo, hi, scale, softcap)
     rows = None if rows is None else rows.int().contiguous()
-    into = call.empty_weights(q.shape[2] if rows is None else rows.shape[1], dtype)
-    call.weights(rows, into).run()
+    into = _empty_weights(call, heads, rows, dtype)
+    call.weights(_index(heads, q), rows, into).run()
     return into
 
 
 @register_fake("headatlas::probe_weights")
 def _(q, k, lse, heads, rows, dtype, bias, lo, hi, scale, softcap):
-    call = _read(q, k, lse, heads, bias, lo, hi, scale, softcap)
-    return call.empty_weights(q.shape[2] if rows is None else rows.shape[1], dtype)
+    return _empty_weights(_read(q, k, lse, bias, lo, hi, scale, softcap), heads, rows, dtype)
+
+
+def _empty_weights(
+    call: ReadCall, heads: Sequence[int], rows: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    n_row = call.inputs.q.shape[2] if rows is None else rows.shape[1]
+    return call.empty_weights(len(heads), n_row, dtype)
 
 
 @custom_op(
@@ -176,15 +182,15 @@ def _(q, k, lse, heads, rows, dtype, bias, lo, hi, scale, softcap):
 )
 def probe_pooled(q, k, lse, heads, cell, largest, bias, lo, hi, scale, softcap):
     """Sums or maxima of A over cells, [batch, chosen_head, band, column]."""
-    call = _read(q, k, lse, heads, bias, lo, hi, scale, softcap)
-    into = call.empty_grid(tuple(cell))
-    call.pooled(tuple(cell), largest=largest, into=into).run()
+    call = _read(q, k, lse, bias, lo, hi, scale, softcap)
+    into = call.empty_grid(len(heads), tuple(cell))
+    call.pooled(_index(heads, q), tuple(cell), largest=largest, into=into).run()
     return into
 
 
 @register_fake("headatlas::probe_pooled")
 def _(q, k, lse, heads, cell, largest, bias, lo, hi, scale, softcap):
-    return _read(q, k, lse, heads, bias, lo, hi, scale, softcap).empty_grid(tuple(cell))
+    return _read(q, k, lse, bias, lo, hi, scale, softcap).empty_grid(len(heads), tuple(cell))
 
 
 @custom_op(
@@ -195,7 +201,7 @@ def _(q, k, lse, heads, cell, largest, bias, lo, hi, scale, softcap):
 def probe_received(q, k, lse, bias, lo, hi, scale, softcap):
     """Column sums of A, [batch, head, key]."""
     into = q.new_empty(*q.shape[:2], k.shape[2], dtype=torch.float32)
-    _read(q, k, lse, (), bias, lo, hi, scale, softcap).received(into).run()
+    _read(q, k, lse, bias, lo, hi, scale, softcap).received(into).run()
     return into
 
 
@@ -212,7 +218,7 @@ def _(q, k, lse, bias, lo, hi, scale, softcap):
 def probe_few(q, k, lse, keys, bias, lo, hi, scale, softcap):
     """Masses of listed keys [batch, match, query, most], as [batch, match, head, query]."""
     into = _empty_few(q, keys)
-    _read(q, k, lse, (), bias, lo, hi, scale, softcap).few(keys.int().contiguous(), into).run()
+    _read(q, k, lse, bias, lo, hi, scale, softcap).few(keys.int().contiguous(), into).run()
     return into
 
 
@@ -226,9 +232,11 @@ def _empty_few(q: Tensor, keys: Tensor) -> Tensor:
 
 
 def _read(
-    q: Tensor, k: Tensor, lse: Tensor, heads: Sequence[int], bias: Tensor | None, lo: Tensor,
-    hi: Tensor, scale: float, softcap: float | None,
+    q: Tensor, k: Tensor, lse: Tensor, bias: Tensor | None, lo: Tensor, hi: Tensor, scale: float,
+    softcap: float | None,
 ) -> ReadCall:  # fmt: skip
-    chosen = torch.tensor(list(heads), dtype=torch.int32, device=q.device)
-    inputs = _inputs(q, k, bias, lo, hi, scale, softcap)
-    return ReadCall(inputs, lse.float().contiguous(), chosen)
+    return ReadCall(_inputs(q, k, bias, lo, hi, scale, softcap), lse.float().contiguous())
+
+
+def _index(heads: Sequence[int], q: Tensor) -> Tensor:
+    return torch.tensor(list(heads), dtype=torch.int32, device=q.device)

@@ -1,8 +1,8 @@
 """How the masses of one set of matches are computed on a GPU: each match in the cheapest way.
 
 - few: at most four visible keys per row match: one dot product each, from the known lse (`few`);
-- columns: all rows look for one and the same label: up to 16 more columns of the values;
-- compared: label against label in each tile of scores, four matches per sweep.
+- columns: all rows look for one and the same label: up to 16 indicator columns per sweep;
+- compared: label against label in each tile of scores, at most four matches per sweep.
 
 The dot products of a sweep are made anyway, so what a match adds to it is its comparison, while a
 gathered key costs a read of its own: fewer keys are gathered here than on a CPU.

@@ -20,55 +20,66 @@ _ROW_STEP = 16
 
 @dataclass(frozen=True, eq=False)
 class ReadCall:
-    """A call that reads A of some heads.
+    """A call that reads A.
 
     Args:
         inputs: Scores and mask.
         lse: The known log-sum-exp.
-        heads: Chosen query heads; all of them, in order, where every head is read.
     """
 
     inputs: Inputs
     lse: Float[Tensor, "batch head query"]
-    heads: Int32[Tensor, " chosen_head"]
 
-    def weights(self, rows: Int32[Tensor, "batch row"] | None, into: Tensor) -> Launch:
+    def weights(
+        self,
+        heads: Int32[Tensor, " chosen_head"],
+        rows: Int32[Tensor, "batch row"] | None,
+        into: Tensor,
+    ) -> Launch:
         """Whole rows of A, all of them or the chosen ones (−1: an unused slot).
 
         Args:
+            heads: Chosen query heads.
             rows: Chosen query rows; None takes all.
             into: As `empty_weights` makes it; the padding is written as well, with zeros.
         """
         inputs = self.inputs
-        batch, heads, n_query, n_key = inputs.sizes
+        batch, n_head, n_query, n_key = inputs.sizes
         blocks = inputs.blocks()
-        n_row, n_chosen = into.shape[2], len(self.heads)
+        n_chosen, n_row, n_padded = into.shape[1:]
         return self._launch(
             weights_kernel,
             blocks,
             programs=triton.cdiv(n_row, blocks.rows) * n_chosen * batch,
-            tensors=(self.heads, inputs.lo if rows is None else rows, into),
-            numbers=(*into.stride()[:3], heads, n_query, n_key, n_chosen, n_row, into.stride(2)),
+            tensors=(heads, inputs.lo if rows is None else rows, into),
+            numbers=(*into.stride()[:3], n_head, n_query, n_key, n_chosen, n_row, n_padded),
             CHOSEN_ROWS=rows is not None,
         )
 
-    def pooled(self, cell: tuple[int, int], *, largest: bool, into: Tensor) -> Launch:
+    def pooled(
+        self,
+        heads: Int32[Tensor, " chosen_head"],
+        cell: tuple[int, int],
+        *,
+        largest: bool,
+        into: Tensor,
+    ) -> Launch:
         """Sums or maxima over cells of (queries, keys).
 
         Args:
+            heads: Chosen query heads.
             cell: Queries and keys per cell.
             largest: Maxima instead of sums.
             into: [batch, chosen_head, band, column] as `empty_grid` makes it.
         """
-        inputs = self.inputs
-        batch, heads, n_query, n_key = inputs.sizes
+        batch, n_head, n_query, n_key = self.inputs.sizes
         n_chosen, n_band, n_column = into.shape[1:]
         return self._launch(
             pooled_kernel,
             self.cell_blocks(cell),
             programs=n_band * n_chosen * batch,
-            tensors=(self.heads, into),
-            numbers=(heads, n_query, n_key, n_chosen, n_band, n_column, *cell),
+            tensors=(heads, into),
+            numbers=(n_head, n_query, n_key, n_chosen, n_band, n_column, *cell),
             LARGEST=largest,
         )
 
@@ -106,16 +117,20 @@ class ReadCall:
             numbers=(heads, n_query, keys.shape[1]),
         )
 
-    def empty_weights(self, n_row: int, dtype: torch.dtype) -> Float[Tensor, "b h row padded_key"]:
+    def empty_weights(
+        self, n_chosen: int, n_row: int, dtype: torch.dtype
+    ) -> Float[Tensor, "batch chosen_head row padded_key"]:
         """Uninitialised rows of A, each padded to a multiple of 16 numbers."""
         batch, _, _, n_key = self.inputs.sizes
         padded = (n_key + _ROW_STEP - 1) // _ROW_STEP * _ROW_STEP
-        return self.inputs.q.new_empty(batch, len(self.heads), n_row, padded, dtype=dtype)
+        return self.inputs.q.new_empty(batch, n_chosen, n_row, padded, dtype=dtype)
 
-    def empty_grid(self, cell: tuple[int, int]) -> Float[Tensor, "batch chosen_head band column"]:
+    def empty_grid(
+        self, n_chosen: int, cell: tuple[int, int]
+    ) -> Float[Tensor, "batch chosen_head band column"]:
         """An uninitialised grid."""
         batch, _, n_query, n_key = self.inputs.sizes
-        shape = batch, len(self.heads), -(-n_query // cell[0]), -(-n_key // cell[1])
+        shape = batch, n_chosen, -(-n_query // cell[0]), -(-n_key // cell[1])
         return self.inputs.q.new_empty(shape, dtype=torch.float32)
 
     def cell_blocks(self, cell: tuple[int, int]) -> Blocks:
@@ -147,7 +162,7 @@ class ReadCall:
                 *inputs.numbers,
             ),
             constants={
-                **inputs.constants(d_key=inputs.q.shape[-1]),
+                **inputs.constants,
                 **switches,
                 "BLOCK_M": blocks.rows,
                 "BLOCK_N": blocks.keys,

@@ -9,6 +9,7 @@ import triton
 from jaxtyping import Float, Int32
 from torch import Tensor
 
+from .configs import Shape
 from .forward import forward_kernel
 from .launch import Inputs, Launch, split
 
@@ -29,7 +30,8 @@ class Labels:
         k_code: Padded to a multiple of 128.
         own: The key that a query stands on, for strict matches.
         strict: Bit j set: match j leaves out the query's own key.
-        columns: 1 where a key carries the label of a key-only match, in q's type; 16 columns.
+        columns: 1 where a key carries the label of a key-only match, float16 or, for float32
+            inputs, float32; 16 columns.
     """
 
     q_code: Int32[Tensor, "batch match query"] | None = None
@@ -46,10 +48,9 @@ class Labels:
     @property
     def n_padded(self) -> int:
         """Keys with padding, 0 without labels."""
-        given = self.k_code if self.k_code is not None else self.columns
-        if given is None:
-            return 0
-        return given.shape[2] if given is self.k_code else given.shape[1]
+        if self.k_code is not None:
+            return self.k_code.shape[2]
+        return 0 if self.columns is None else self.columns.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,25 +93,33 @@ class RowCall:
     top: bool = False
 
     @property
-    def load(self) -> int:
-        """How much a row holds besides its output; see `Shape`."""
-        n_match = self.labels.n_match
-        if not (self.entropy or self.top or n_match or self.labels.columns is not None):
-            return 0
+    def values(self) -> Float[Tensor, "batch kv_head key d_value"] | None:
+        """v, where the output is computed."""
+        return self.v if self.known is None else None
+
+    @property
+    def asks(self) -> bool:
+        """Whether anything is asked of the rows besides output and lse."""
+        labels = self.labels
+        return self.entropy or self.top or labels.n_match > 0 or labels.columns is not None
+
+    @property
+    def shape(self) -> Shape:
+        """What the choice of blocks depends on."""
         bent = (self.inputs.softcap is not None) + (self.inputs.bias is not None)
-        return max(bent, int(n_match > 2 or self.labels.strict > 0))
+        load = max(bent, int(self.labels.n_match > 2 or self.labels.strict > 0))
+        d_value = 0 if self.values is None else self.values.shape[-1]
+        return self.inputs.shape(d_value, load if self.asks else 0)
 
     def outputs(self) -> RowOutputs:
         """Uninitialised outputs; the kernel writes every element."""
         batch, heads, n_query, _ = self.inputs.sizes
         new = self.inputs.q.new_empty
         rows, none, f32 = (batch, heads, n_query), (0,), torch.float32
-        computed = self.known is None and self.v is not None
-        d_value = self.v.shape[-1] if self.v is not None else 0
-        columns, n_match = self.labels.columns, self.labels.n_match
+        v, columns, n_match = self.values, self.labels.columns, self.labels.n_match
         return RowOutputs(
-            out=new((*rows, d_value) if computed else none),
-            lse=new(rows if computed else none, dtype=f32),
+            out=new(none if v is None else (*rows, v.shape[-1])),
+            lse=new(none if v is None else rows, dtype=f32),
             entropy=new(rows if self.entropy else none, dtype=f32),
             top_weight=new(rows if self.top else none, dtype=f32),
             top_key=new(rows if self.top else none, dtype=torch.int32),
@@ -124,7 +133,7 @@ class RowCall:
         Values of more than 256 columns go in slices, and what is asked of the rows follows from
         their lse.
         """
-        v = self.v if self.known is None else None
+        v = self.values
         if v is None or v.shape[-1] <= VALUE_SLICE:
             return [self._launch(into)]
         plain = replace(self, labels=Labels(), entropy=False, top=False)
@@ -133,20 +142,19 @@ class RowCall:
             columns = slice(first, first + VALUE_SLICE)
             part = replace(plain, v=v[..., columns])
             made.append(part._launch(replace(into, out=into.out[..., columns])))
-        labels = self.labels
-        if self.entropy or self.top or labels.n_match or labels.columns is not None:
+        if self.asks:
             made.append(replace(self, v=None, known=into.lse)._launch(into))
         return made
 
     def _launch(self, into: RowOutputs) -> Launch:
         inputs, labels = self.inputs, self.labels
-        q, k, v = inputs.q, inputs.k, self.v if self.known is None else None
+        q, k, v = inputs.q, inputs.k, self.values
         batch, heads, n_query, n_key = inputs.sizes
         any_tensor = inputs.lo
         bias, bias_strides = inputs.bias_or_any
-        d_value = 0 if v is None else v.shape[-1]
-        blocks = inputs.blocks(d_value, self.load)
-        block_v, count_v, rest_v = (16, 0, 0) if v is None else split(d_value, q.itemsize)
+        shape = self.shape
+        blocks = inputs.blocks(shape)
+        block_v, count_v, rest_v = (16, 0, 0) if v is None else split(shape.d_value, q.itemsize)
         optional = (self.sinks, inputs.lo, inputs.hi, labels.own, labels.q_code, labels.k_code,
                     labels.columns, self.known)  # fmt: skip
         return Launch(
@@ -170,7 +178,7 @@ class RowCall:
                 *inputs.numbers,
             ),
             constants={
-                **inputs.constants(d_key=q.shape[-1]),
+                **inputs.constants,
                 "SINK": self.sinks is not None and self.known is None,
                 "KNOWN": self.known is not None,
                 "ENTROPY": self.entropy,
@@ -178,7 +186,7 @@ class RowCall:
                 "MATCHES": labels.n_match,
                 "STRICT": labels.strict,
                 "COLUMNS": 0 if labels.columns is None else COLUMNS,
-                "D_VALUE": d_value,
+                "D_VALUE": shape.d_value,
                 "BLOCK_V": block_v,
                 "COUNT_V": count_v,
                 "REST_V": rest_v,

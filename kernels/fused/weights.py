@@ -18,6 +18,15 @@ from .tiles import LOG2E, head_tiles, log2_norm, reach, score_tile
 
 @triton.jit
 @no_type_check
+def _row_facts(Lo, Hi, Lse, rows, row_ok, b_q):
+    """First and last visible key of some rows of a head, their norm, and where their bias lies."""
+    lo = tl.load(Lo + rows, mask=row_ok, other=0)
+    hi = tl.load(Hi + rows, mask=row_ok, other=0)
+    return lo, hi, log2_norm(Lse, rows, row_ok), rows.to(tl.int64) * b_q
+
+
+@triton.jit
+@no_type_check
 def weigh_tile(
     q, K, Bias, at_row, start, end, row_ok, lo, hi, norm, n_key, k_n, k_d, b_k,
     scale, softcap,
@@ -58,15 +67,13 @@ def weights_kernel(
     if CHOSEN_ROWS:  # −1 marks an unused slot, whose row of A is 0
         rows = tl.load(Rows + b * n_row + place, mask=in_place, other=-1)
         row_ok = rows >= 0
-    lo = tl.load(Lo + b * n_query + rows, mask=row_ok, other=0)
-    hi = tl.load(Hi + b * n_query + rows, mask=row_ok, other=0)
-    norm = log2_norm(Lse, (b * heads + h) * n_query + rows, row_ok)
     Q += b * q_b + h * q_h
     K += b * k_b + h // GROUP * k_h
     Bias += b * b_b + h * b_h
     W += b * w_b + slot * w_h
-    at_q, at_row = rows.to(tl.int64) * q_n, rows.to(tl.int64) * b_q
-    q = head_tiles(Q, at_q, row_ok, q_d, D_KEY, BLOCK_D, COUNT_D, REST_D, True)
+    Lse += (b * heads + h) * n_query
+    lo, hi, norm, at_row = _row_facts(Lo + b * n_query, Hi + b * n_query, Lse, rows, row_ok, b_q)
+    q = head_tiles(Q, rows.to(tl.int64) * q_n, row_ok, q_d, D_KEY, BLOCK_D, COUNT_D, REST_D, True)
     keys = tl.arange(0, BLOCK_N)
     at_w = W + place.to(tl.int64)[:, None] * w_n + keys[None, :]
     nothing = tl.zeros([BLOCK_M, BLOCK_N], W.dtype.element_ty)
@@ -121,11 +128,10 @@ def pooled_kernel(
         for row in tl.range(which * band, last_row, BLOCK_M):
             rows = row + tl.arange(0, BLOCK_M)
             row_ok = rows < last_row
-            lo = tl.load(Lo + rows, mask=row_ok, other=0)
-            hi = tl.load(Hi + rows, mask=row_ok, other=0)
-            norm = log2_norm(Lse, rows, row_ok)
-            at_q, at_row = rows.to(tl.int64) * q_n, rows.to(tl.int64) * b_q
-            q = head_tiles(Q, at_q, row_ok, q_d, D_KEY, BLOCK_D, COUNT_D, REST_D, True)
+            lo, hi, norm, at_row = _row_facts(Lo, Hi, Lse, rows, row_ok, b_q)
+            q = head_tiles(
+                Q, rows.to(tl.int64) * q_n, row_ok, q_d, D_KEY, BLOCK_D, COUNT_D, REST_D, True
+            )
             first, _, _, last = reach(lo, hi, row_ok, BLOCK_N)
             from_here = tl.maximum(begin, begin + (first - begin) // BLOCK_N * BLOCK_N)
             for start in tl.range(from_here, tl.minimum(end, last), BLOCK_N):
@@ -197,11 +203,10 @@ def received_kernel(
     for row in tl.range(begin, tl.minimum(end, n_query), BLOCK_M):
         rows = row + within
         row_ok = rows < n_query
-        lo = tl.load(Lo + rows, mask=row_ok, other=0)
-        hi = tl.load(Hi + rows, mask=row_ok, other=0)
-        norm = log2_norm(Lse, rows, row_ok)
-        at_q, at_row = rows.to(tl.int64) * q_n, rows.to(tl.int64) * b_q
-        q = head_tiles(Q, at_q, row_ok, q_d, D_KEY, BLOCK_D, COUNT_D, REST_D, True)
+        lo, hi, norm, at_row = _row_facts(Lo, Hi, Lse, rows, row_ok, b_q)
+        q = head_tiles(
+            Q, rows.to(tl.int64) * q_n, row_ok, q_d, D_KEY, BLOCK_D, COUNT_D, REST_D, True
+        )
         A = weigh_tile(
             q, K, Bias, at_row, start, n_key, row_ok, lo, hi, norm, n_key, k_n, k_d, b_k,
             scale, softcap, CAPPED, BIASED, D_KEY, BLOCK_D, COUNT_D, REST_D, BLOCK_N, PRECISION,

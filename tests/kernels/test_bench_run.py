@@ -18,6 +18,7 @@ from headatlas.kernels.bench.floor import Ceilings, floor_ms, work
 from headatlas.kernels.bench.measure import Budget, CudaStopwatch
 from headatlas.kernels.bench.problem import Ask, Setting, build
 from headatlas.kernels.bench.run import Report, Schedule, run
+from headatlas.kernels.command import write_whole
 
 from .test_bench import BASELINES, CPU, EVERYTHING, TINY, WRONG, case_of
 
@@ -168,7 +169,7 @@ def a_report():
 def test_the_file_holds_everything(tmp_path):
     told = a_report()
     file = tmp_path / "bench.json"
-    report.replace(file, report.to_json(told))
+    write_whole(file, report.to_json(told))
     read = json.loads(file.read_text(), parse_constant=pytest.fail)
     assert read["schema_version"] == 1
     assert read["seed"] == 11
@@ -202,7 +203,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
-        report.replace(file, "new")
+        write_whole(file, "new")
     assert file.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
 

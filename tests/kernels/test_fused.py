@@ -360,9 +360,9 @@ def test_the_padding_of_a_row_is_written_too() -> None:
     x = draw(1, 1, 5, 16)
     lo = torch.zeros(1, 5, dtype=torch.int32)
     inputs = Inputs(x, x, lo, lo + 5, None, 0.25, None)
-    call = ReadCall(inputs, torch.zeros(1, 1, 5), torch.zeros(1, dtype=torch.int32))
-    into = call.empty_weights(5, torch.float32)
-    call.weights(None, into).run()
+    call = ReadCall(inputs, torch.zeros(1, 1, 5))
+    into = call.empty_weights(1, 5, torch.float32)
+    call.weights(torch.zeros(1, dtype=torch.int32), None, into).run()
     assert into.shape[-1] == 16
     assert bool((into[..., 5:] == 0).all())
     assert bool((into[..., :5] > 0).all())
