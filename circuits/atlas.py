@@ -6,7 +6,7 @@ import html
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -17,6 +17,9 @@ from .atlas_tables import check_table
 from .card import HeadCard
 from .grade import GRADES
 from .tested import causal_lines, causal_settings
+
+if TYPE_CHECKING:
+    from ..interp.explorer.explorer import Explorer
 
 _ADDRESS = ["site", "layer", "head"]
 
@@ -262,6 +265,24 @@ class HeadAtlas:
             index=False, float_format=lambda x: f"{x:.3f}", escape=True, border=0
         )
         return f"<pre>{html.escape(self.summary())}</pre>{body}"
+
+    def explore(
+        self, model: Any = None, tokenizer: Any = None, text_or_ids: Any = None, **options: Any
+    ) -> Explorer:
+        """One offline page to look at the heads on: their map, their cards, and their patterns.
+
+        Args:
+            model: the one that this is an atlas of; None: no patterns.
+            tokenizer: as in `headatlas.explore`, like what follows.
+            text_or_ids: a text to show patterns on.
+            options: of `headatlas.explore`: heads, windows, prepend_bos, title, max_mib, progress.
+
+        Raises:
+            InputError: what `headatlas.explore` refuses.
+        """
+        from .explore import explore
+
+        return explore(model, tokenizer, text_or_ids, atlas=self, **options)
 
     def save(self, path: str | Path) -> Path:
         """Write the atlas; the suffix picks the format: .json, .csv or .parquet.

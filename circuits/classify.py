@@ -15,6 +15,7 @@ import transformers
 from headatlas import __version__
 
 from ..interp.errors import InputError
+from ..interp.model_names import name_of
 from ..interp.parsed import Parsed
 from ..interp.probes import Prompts
 from ..interp.sites import Site, attention_sites, hook_drift
@@ -252,7 +253,7 @@ def _stage(progress: Progress | None, name: str, total: int) -> Callable[[int], 
 
 def _describe(model: Any, sites: tuple[Site, ...]) -> dict[str, Any]:
     return {
-        "name": printable(Path(getattr(model, "name_or_path", "")).name or type(model).__name__),
+        "name": printable(name_of(model)),
         "class": type(model).__name__,
         "layers": len(sites),
         "heads": sum(site.n_heads for site in sites),

@@ -21,6 +21,7 @@ from .ablate.command import ablate
 from .causal.command import trace_induction
 from .classify_command import classify
 from .cost.command import cost
+from .explore_command import explore
 from .plot_command import plot
 from .prune.command import prune
 from .weights.command import compose
@@ -94,5 +95,5 @@ def _options(
     pass
 
 
-for _command in (classify, plot, ablate, prune, compose, trace_induction, cost):
+for _command in (classify, plot, explore, ablate, prune, compose, trace_induction, cost):
     app.command()(_command)

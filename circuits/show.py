@@ -16,7 +16,7 @@ from .words.label import WordRule
 _STYLE = {"strong": "bold green", "weak": "green"}
 _PER_KIND = 8
 _ENOUGH = 32  # with fewer documents the bootstrap's intervals are rough
-_COLUMNS = (
+COLUMNS = (
     "head", "kind", "score", "expected", "excess [95 %]", "natural", "grade", "legacy", "evidence",
 )  # fmt: skip
 _NUMBERS = ("score", "expected", "natural")
@@ -47,7 +47,7 @@ def show(atlas: HeadAtlas, console: Console | None = None) -> None:
         console.print(_legend(atlas, {*shown}, left_out), style="dim", highlight=False)
         console.print()
     console.print(escape(atlas.summary()), highlight=False)
-    console.print(escape(_provenance(atlas)), style="dim", highlight=False)
+    console.print(escape(provenance(atlas)), style="dim", highlight=False)
 
 
 def _labelled(
@@ -58,16 +58,16 @@ def _labelled(
     rows = atlas.table(details=True).to_dict("records")
     for kind in atlas.kinds:
         own = [row for row in rows if row["kind"] == kind]
-        lines += [_cells(row) for row in own[:_PER_KIND]]
+        lines += [head_cells(row) for row in own[:_PER_KIND]]
         styles += [_STYLE[row["grade"]] for row in own[:_PER_KIND]]
         if len(own) > _PER_KIND:
             more = {"head": _MORE, "kind": f"{len(own) - _PER_KIND} more"}
             lines.append({**dict.fromkeys(_SPARE, MISSING), **more})
             styles.append("dim")
-    names = _COLUMNS if "causal" in atlas.tables else _COLUMNS[:-1]  # else all are pattern only
+    names = COLUMNS if "causal" in atlas.tables else COLUMNS[:-1]  # else all are pattern only
     cells = {name: [line.get(name, "") for line in lines] for name in names}
     shown = fitting(cells, width, spare=_SPARE, wraps="kind")
-    gone = (name for name in _COLUMNS if name in cells and name not in shown)
+    gone = (name for name in COLUMNS if name in cells and name not in shown)
     return shown, styles, tuple(name for name in gone if {*cells[name]} != {MISSING})
 
 
@@ -116,7 +116,8 @@ def _grades(strong: str, margin: str) -> str:
     return f" strong: the whole interval of the excess at or above {strong}; weak: above {margin}."
 
 
-def _cells(row: dict[str, Any]) -> dict[str, str]:
+def head_cells(row: dict[str, Any]) -> dict[str, str]:
+    """A row of the atlas, with the head's address, as the text of each of `COLUMNS`."""
     details = row["details"]
     cells = (
         row["address"],
@@ -129,7 +130,7 @@ def _cells(row: dict[str, Any]) -> dict[str, str]:
         {True: "yes", False: "no", None: MISSING}[row["legacy"]],
         row["evidence"],
     )
-    return dict(zip(_COLUMNS, cells, strict=True))
+    return dict(zip(COLUMNS, cells, strict=True))
 
 
 def _documents(settings: dict[str, Any]) -> str:
@@ -152,7 +153,8 @@ def _parsed(n: int, parsed: Any) -> str:
     return f"{n} parsed document{'' if n == 1 else 's'}{made}{counted}"
 
 
-def _provenance(atlas: HeadAtlas) -> str:
+def provenance(atlas: HeadAtlas) -> str:
+    """How the numbers came about, in a line or more."""
     settings, model = atlas.settings, atlas.model
     lines = [
         f"{_documents(settings)}; BOS {'yes' if settings['bos'] else 'no'}, "

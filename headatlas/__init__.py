@@ -57,6 +57,7 @@ _HOMES = {
     "save_pruned": "circuits.prune.remove.files",
     "load_pruned": "circuits.prune.remove.files",
     "pruning_of": "circuits.prune.remove.pruning",
+    "explore": "circuits.explore",
     "load": "interp.load",
     "cost": "circuits.cost.report",
     "attach": "interp.attach",
@@ -113,6 +114,7 @@ if TYPE_CHECKING:
     from .circuits.causal.trace import trace_induction as trace_induction
     from .circuits.classify import classify as classify
     from .circuits.cost.report import cost as cost
+    from .circuits.explore import explore as explore
     from .circuits.grade import Rule as Rule
     from .circuits.in_context import in_context_scores as in_context_scores
     from .circuits.kind import Kind as Kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ from .cache import Cache
 from .capture_file import Spec, Text, load_cache, stream_cache
 from .errors import InputError, shown
 from .forward import run_base
+from .given_text import read_given
 from .heads import Heads
 from .hook_names import (
     Integers,
@@ -29,9 +30,8 @@ from .hook_names import (
     whole_numbers,
 )
 from .hook_values import Lengths, Reader
-from .inputs import Inputs, Readable, read_inputs
+from .inputs import Inputs, Readable
 from .sites import Site, attention_sites
-from .tokens import Tokens, context_length, tokenize, visible_all
 from .watch import watch_calls
 
 __all__ = ["Cache", "capture", "load_cache"]
@@ -134,7 +134,7 @@ def capture(
         raise InputError("device applies to tensors in memory; with save they go to the file.")
     place = None if device is None else _usable(device)
     sites = attention_sites(model)
-    inputs, strings = _read_text(model, tokenizer, text_or_ids, prepend_bos, decoder_ids)
+    inputs, strings = read_given(model, tokenizer, text_or_ids, prepend_bos, decoder_ids)
     chosen = None if heads is None else choose_heads(sites, heads)
     rotary = is_rotary(model)
     wanted = choose_names(sites, names_filter, chosen, rotary=rotary, layers=layers)
@@ -263,37 +263,3 @@ def _check_rows(
     if not chosen:
         raise InputError("rows is empty. Name at least one position, or pass None for all.")
     return tuple(chosen)
-
-
-def _read_text(
-    model: PreTrainedModel,
-    tokenizer: Any,
-    text: Any,
-    prepend_bos: bool | None,
-    decoder_ids: Tensor | None,
-) -> tuple[Inputs, list[list[str]]]:
-    """What the model reads, and the visible string of each token."""
-    if not isinstance(text, Tensor | Tokens | Mapping):
-        if tokenizer is None:
-            raise InputError("a text needs a tokenizer. Pass one, or token ids [batch, pos].")
-        text = tokenize(tokenizer, text, prepend_bos=prepend_bos)
-    elif prepend_bos is not None:
-        raise InputError("prepend_bos applies to texts; tokens are run as they are.")
-    inputs = read_inputs(model, text, decoder_ids)
-    context = context_length(model)
-    if context is not None and inputs.ids.shape[1] > context:
-        _LOG.warning(
-            "the text has %d tokens, more than the %d that the model was made for",
-            inputs.ids.shape[1],
-            context,
-        )
-    if isinstance(text, Tokens):
-        return inputs, [visible_all(row) for row in text.strings]
-    return inputs, [_strings(tokenizer, row) for row in inputs.ids.tolist()]
-
-
-def _strings(tokenizer: Any, ids: list[int]) -> list[str]:
-    if tokenizer is None:
-        return [str(i) for i in ids]
-    tokens = zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True)
-    return visible_all([f"<id {i}>" if token is None else str(token) for i, token in tokens])

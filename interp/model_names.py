@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from .errors import InputError, one_line
 
@@ -33,6 +34,17 @@ class Place:
     def is_gguf(self) -> bool:
         """Whether it is one file rather than a folder."""
         return self.path.suffix.lower() == ".gguf" and self.path.is_file()
+
+
+def name_of(model: Any) -> str:
+    """What a loaded model is called: the last part of where it came from, else its class.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> name_of(SimpleNamespace(name_or_path="models/smollm2")), name_of(object())
+        ('smollm2', 'object')
+    """
+    return Path(getattr(model, "name_or_path", "") or "").name or type(model).__name__
 
 
 def locate_model(source: str | os.PathLike[str], *, from_hub: Callable[[str], Path]) -> Place:

@@ -1,0 +1,1 @@
+"""One offline page to look at the heads of a model on a text."""

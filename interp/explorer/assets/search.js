@@ -1,0 +1,47 @@
+// Places of the text that hold what is searched for, whatever its case and wherever tokens end.
+const LOWER = PAGE.tokens.map((text) => text.toLowerCase());
+const STARTS = [];
+LOWER.reduce((start, text, place) => {
+  STARTS[place] = start;
+  return start + text.length;
+}, 0);
+const WHOLE = LOWER.join("");
+let matches = []; // the first token of each place
+
+// the token that holds a character of the text
+function tokenAt(character) {
+  let [low, high] = [0, N];
+  while (high - low > 1) {
+    const middle = (low + high) >> 1;
+    if (STARTS[middle] <= character) low = middle;
+    else high = middle;
+  }
+  return low;
+}
+
+function findTokens() {
+  for (const span of byId("strip").querySelectorAll(".match")) span.classList.remove("match");
+  const wanted = state.find.toLowerCase().replaceAll(" ", "·");
+  const found = new Set();
+  for (let at = wanted ? WHOLE.indexOf(wanted) : -1; at >= 0; at = WHOLE.indexOf(wanted, at + wanted.length)) {
+    const [first, last] = [tokenAt(at), tokenAt(at + wanted.length - 1)];
+    found.add(first);
+    for (let place = first; place <= last; place += 1) byId(`t${place}`).classList.add("match");
+  }
+  matches = [...found];
+  byId("next").disabled = !matches.length;
+  tellMatches();
+}
+
+function tellMatches() {
+  const at = matches.indexOf(shownToken());
+  const which = at >= 0 ? `${at + 1} of ` : "";
+  byId("found").textContent = state.find ? `${which}${matches.length} found` : "";
+}
+
+function nextMatch() {
+  if (!matches.length) return;
+  const after = matches.find((place) => place > shownToken());
+  lockToken(after ?? matches[0]);
+  tellMatches();
+}
