@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test lint types unit real aot bench nightly clean
+.PHONY: demo test lint types unit real aot notebooks browser docs bench nightly clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/headatlas classify
@@ -26,7 +26,21 @@ unit: $(VENV)/.installed-test
 
 # The tests that need the real weights of smollm2-135m (fetched once, 93 MB).
 real: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest tests -m real
+	$(VENV)/bin/python -m pytest tests -m 'real and not notebooks'
+
+# Every notebook from top to bottom, its values checked; executed copies go to build/notebooks.
+notebooks: $(VENV)/.installed-site
+	$(VENV)/bin/python -m pytest tests/test_notebooks.py -m notebooks -n auto
+
+# The explorer and JupyterLab in Chromium (apt-get install chromium); what they show goes to
+# build/screenshots.
+browser: $(VENV)/.installed-site
+	$(VENV)/bin/python -m pytest tests/browser -m browser -n auto
+
+# The site, into build/site, with a copy of every notebook as it ran.
+docs: $(VENV)/.installed-site
+	$(VENV)/bin/python docs/site/notebook_runs.py
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
 
 # One of every kind of Triton kernel, compiled and judged for four GPUs, without one.
 aot: $(VENV)/.installed-test
@@ -52,6 +66,10 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(INSTALL) -e '.[test]'
 	@touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-site: $(VENV)/.installed-test
+	$(INSTALL) -e '.[test,notebook,docs,images]'
+	@touch $@ $(VENV)/.installed-test $(VENV)/.installed
 
 clean:
 	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis

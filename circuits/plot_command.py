@@ -20,18 +20,30 @@ def plot(
     text: TextOption = None,
     bos: BosOption = None,
     out: Annotated[
-        Path, typer.Option("-o", "--out", help="Write .html (or plotly's .json).")
+        Path,
+        typer.Option(
+            "-o",
+            "--out",
+            help="Write .html, .png, plotly's .json, or .svg or .pdf (these two need a browser).",
+        ),
     ] = Path("pattern.html"),
 ) -> None:
-    """Draw the attention patterns of some heads on a text, as an offline web page."""
+    """Draw the attention patterns of some heads on a text: an offline web page, or a picture."""
     from ..interp.capture import capture
     from ..interp.files import check_target
     from ..interp.grammar import natural_text
-    from ..interp.plots import check_figure_suffix, plot_pattern, write_figure
+    from ..interp.plots import (
+        check_figure_suffix,
+        plot_pattern,
+        write_figure,
+        write_pattern_image,
+    )
     from ..interp.tokens import read_text
 
     wanted = _heads(["L0H0"] if heads is None else heads)
-    check_figure_suffix(out)
+    is_png = out.suffix.lower() == ".png"  # which needs no browser, as the others' pictures do
+    if not is_png:
+        check_figure_suffix(out)
     check_target(out)
     running_text = natural_text(60, seed=0) if text is None else read_text(text)
     loaded, tokenizer = load_model(model)
@@ -45,11 +57,17 @@ def plot(
 
     import torch
 
-    figure = plot_pattern(
-        torch.stack(patterns), tokens=cache.tokens[0], heads=[str(head) for head in wanted],
-        title=f"{model}: {', '.join(str(head) for head in wanted)}",
-    )  # fmt: skip
-    write_figure(figure, out)
+    shown = torch.stack(patterns)
+    named: dict[str, Any] = {
+        "tokens": cache.tokens[0],
+        "heads": [str(head) for head in wanted],
+        "sinks": True,  # a captured pattern is one; where a sink takes its part, rows sum to less
+        "title": f"{model}: {', '.join(str(head) for head in wanted)}",
+    }
+    if is_png:
+        write_pattern_image(shown, out, **named)
+    else:
+        write_figure(plot_pattern(shown, **named), out)
     print(f"wrote {out}: {len(wanted)} pattern(s) of {patterns[0].shape[-1]} tokens")
 
 

@@ -83,7 +83,16 @@ _HOMES = {
     "read_mentions": "interp.mentions",
     "read_winogender": "interp.winogender",
     "parse_text": "interp.spacy_text",
-    "plot_pattern": "interp.plots",
+    "head_statistics": "interp.statistics",
+    "plot_pattern": "interp.plots.pattern",
+    "plot_difference": "interp.plots.difference",
+    "plot_head_map": "interp.plots.head_map",
+    "plot_offsets": "interp.plots.offsets",
+    "plot_split": "interp.plots.split",
+    "plot_composition": "interp.plots.composition",
+    "pattern_image": "interp.plots.image",
+    "write_pattern_image": "interp.plots.image",
+    "write_figure": "interp.plots.files",
     "InputError": "interp.errors",
     "attention_probe": "kernels.api",
     "Mask": "kernels.api",
@@ -162,9 +171,18 @@ if TYPE_CHECKING:
     from .interp.mentions import read_mentions as read_mentions
     from .interp.parsed import Parsed as Parsed
     from .interp.parsed import by_sentence as by_sentence
-    from .interp.plots import plot_pattern as plot_pattern
+    from .interp.plots.composition import plot_composition as plot_composition
+    from .interp.plots.difference import plot_difference as plot_difference
+    from .interp.plots.files import write_figure as write_figure
+    from .interp.plots.head_map import plot_head_map as plot_head_map
+    from .interp.plots.image import pattern_image as pattern_image
+    from .interp.plots.image import write_pattern_image as write_pattern_image
+    from .interp.plots.offsets import plot_offsets as plot_offsets
+    from .interp.plots.pattern import plot_pattern as plot_pattern
+    from .interp.plots.split import plot_split as plot_split
     from .interp.sites import attention_sites as attention_sites
     from .interp.spacy_text import parse_text as parse_text
+    from .interp.statistics import head_statistics as head_statistics
     from .interp.texts import Documents as Documents
     from .interp.texts import read_documents as read_documents
     from .interp.tokens import tokenize as tokenize

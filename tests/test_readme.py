@@ -13,6 +13,8 @@ HOOKS = README.parent / "docs" / "hooks.md"
 PRUNING = README.parent / "docs" / "pruning.md"
 LABELS = README.parent / "docs" / "labels.md"
 KERNELS = README.parent / "docs" / "kernels.md"
+PLOTS = README.parent / "docs" / "plots.md"
+EXPLORER = README.parent / "docs" / "explorer.md"
 
 
 def blocks(language, page=README):
@@ -45,6 +47,19 @@ def test_the_page_on_hooks_says_what_happens(tmp_path, monkeypatch):
     assert names["cache"]["q", 1].shape[1] == 1
     torch.testing.assert_close(names["out"], names["layer"](names["x"])[:, 4:])
     torch.testing.assert_close(names["trace"].result.sum(2), names["trace"].out)
+
+
+def test_the_page_on_plots_says_what_happens(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_snippets(PLOTS)
+    assert len(names["grid"].data) == 8
+    assert {path.name for path in tmp_path.iterdir()} == {"grid.html", "pattern.png"}
+
+
+def test_the_page_on_the_explorer_says_what_happens(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = run_snippets(EXPLORER)
+    assert (tmp_path / "page.html").stat().st_size == names["page"].size_bytes
 
 
 def test_the_page_on_labels_says_what_happens(tmp_path, monkeypatch):

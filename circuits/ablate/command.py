@@ -50,7 +50,10 @@ def ablate(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Heads to print; files hold all.")] = 20,
     figure: Annotated[
-        Path | None, typer.Option(help="With --all: write heat maps, .html or .json.")
+        Path | None,
+        typer.Option(
+            help="With --all: write heat maps, .html, .json, or (with a browser) .png, .svg, .pdf."
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="Write .json, .csv or .parquet.")

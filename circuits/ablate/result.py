@@ -152,6 +152,7 @@ class AblationSweep:
         method: str | None = None,
         documents: str | None = None,
         title: str | None = None,
+        theme: str = "light",
     ) -> Figure:
         """Maps of layers × heads, one per method and sort of documents, each with its own colours.
 
@@ -162,9 +163,10 @@ class AblationSweep:
             method: one of `methods`; None: all, below one another.
             documents: `text` or `repeated` (second copies); None: both, side by side.
             title: of the figure; None says what is shown.
+            theme: `light` or `dark`.
 
         Raises:
-            InputError: no such value, method or documents.
+            InputError: no such value, method, documents or theme.
         """
         from .heat_map import VALUES, draw  # plotly takes its time
 
@@ -175,7 +177,7 @@ class AblationSweep:
                 f"{value!r} on {' and '.join(map(str, sorts))!r}."
             )
         methods = self.methods if method is None else (self._known(method),)
-        return draw(self.rows, value, methods, sorts, title)
+        return draw(self.rows, value, methods, sorts, title, theme)
 
     def save(self, path: str | Path) -> Path:
         """Write the sweep; as `Ablation.save`.

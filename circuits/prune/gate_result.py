@@ -17,9 +17,11 @@ from .counts import nearest_count
 from .gates import Gates
 from .remove.remove import remove_heads
 from .settings import GateTraining
+from .trajectory import no_trajectory
 from .working_copy import with_weights
 
 if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
     from transformers import PreTrainedModel
 
 _MISSED = 0.05  # of all heads: by how much expected and kept heads may differ without a word
@@ -41,6 +43,8 @@ class GateResult:
         state: the gates' parameters, to start another training from.
         weights: with `finetune` the trained weights, as the model's `load_state_dict` takes them;
             else None.
+        trajectory: how the gates moved, at up to 200 evenly spaced updates: update (0: before the
+            first), site, layer, head, p_open.
     """
 
     config: GateTraining
@@ -49,6 +53,7 @@ class GateResult:
     history: pd.DataFrame = field(repr=False)
     state: Mapping[str, Tensor] = field(repr=False)
     weights: Mapping[str, Tensor] | None = field(repr=False)
+    trajectory: pd.DataFrame = field(repr=False, default_factory=no_trajectory)
 
     @property
     def log_alpha(self) -> dict[HeadId, float]:
@@ -131,6 +136,26 @@ class GateResult:
             f"and {n * (1 - target):.0f} are kept. Train longer (steps).",
         )
 
+    def plot(self, *, title: str | None = None, theme: str = "light") -> Figure:
+        """How likely each head's gate was to be open along the training, a line per head.
+
+        Heads that are kept have one colour, those to cut (`removed()`) another.
+
+        Args:
+            title: of the figure; None says what is shown.
+            theme: `light` or `dark`.
+
+        Raises:
+            InputError: there is no trajectory, or no such theme.
+        """
+        from .prune_plots import draw_trajectories  # plotly takes its time
+
+        if self.trajectory.empty:
+            raise InputError("nothing was recorded of how these gates moved, so there is no plot.")
+        cut = frozenset(self.removed())
+        kept = {head: head not in cut for head in self.heads}
+        return draw_trajectories(self.trajectory, kept, title, theme)
+
     def __repr__(self) -> str:
         config, updates = self.config, len(self.history)
         wanted = f"λ = {config.lam:g}" if config.target is None else f"target {config.target:g}"
@@ -187,12 +212,14 @@ def result_of(
     gates: Gates,
     history: pd.DataFrame,
     weights: Mapping[str, Tensor] | None,
+    trajectory: pd.DataFrame | None = None,
 ) -> GateResult:
     """The result of a training that has come to its end."""
+    moved = no_trajectory() if trajectory is None else trajectory
     state = {name: value.detach().cpu().clone() for name, value in gates.state_dict().items()}
-    rough = GateResult(config, gates.heads, gates.frame(), history, state, weights)
+    rough = GateResult(config, gates.heads, gates.frame(), history, state, weights, moved)
     frame = gates.frame(removed=frozenset(rough.removed()))
-    return GateResult(config, gates.heads, frame, history, state, weights)
+    return GateResult(config, gates.heads, frame, history, state, weights, moved)
 
 
 def _share(value: Any) -> float:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from plotly import graph_objects
+from plotly.graph_objects import Figure
 
+from ...interp.heads import HeadId
+from ...interp.plots.lines import Line, lay_out_axes, plot_lines
+from ...interp.plots.style import named, theme_of
 from .curve import SECOND
 from .survivors import ALL
 
@@ -25,14 +27,10 @@ VALUES = {
 
 Row = Mapping[Any, Any]
 
-# told apart by every colour vision (Okabe and Ito 2008), and by their marks
-_COLOURS = (
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#8c8c8c",
-)  # fmt: skip
-_MARKS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star", "triangle-down")
+_SHAPES = ("", "/", ".", "x")
 
 
-def draw_curve(curve: pd.DataFrame, value: str, title: str | None) -> graph_objects.Figure:
+def draw_curve(curve: pd.DataFrame, value: str, title: str | None, theme: str = "light") -> Figure:
     """Loss against heads removed, one line per method, with intervals.
 
     Of methods with several draws the line is their mean, and the bars go from the least draw to the
@@ -44,32 +42,19 @@ def draw_curve(curve: pd.DataFrame, value: str, title: str | None) -> graph_obje
     groups: dict[str, list[Row]] = {}
     for row in records[1:]:
         groups.setdefault(row["method"], []).append(row)
-    figure = graph_objects.Figure()
-    for place, (method, own) in enumerate(groups.items()):
-        points, what = _line(own, value, ends)
+    lines = []
+    for method, own in groups.items():
+        points, what = _points(own, value, ends)
         x, y, low, high = np.concatenate([start, points]).T
-        told = f"{method} (mean; bars: all draws)" if what == "draws" else method
-        figure.add_scatter(
-            x=x, y=y, name=html.escape(told, quote=False), mode="lines+markers",
-            line={"color": _COLOURS[place % 8]},
-            marker={"symbol": _MARKS[place % 8], "size": 9},
-            error_y={
-                "type": "data", "symmetric": False, "array": high - y, "arrayminus": y - low,
-                "thickness": 1.2, "width": 4,
-            },
-            customdata=np.stack([low, high], axis=1),
-            hovertemplate=f"%{{x:.0f}} heads: %{{y:.4f}}<br>{what} "
-            "[%{customdata[0]:.4f}, %{customdata[1]:.4f}]",
-        )  # fmt: skip
-    figure.update_layout(
-        title={"text": html.escape(title or f"{name} without heads", quote=False), "x": 0.5},
-        template="plotly_white", xaxis_title="heads removed", yaxis_title=name, width=820,
-        height=480, font={"family": "monospace", "size": 11},
-    )  # fmt: skip
-    return figure
+        shown = f"{method} (mean; bars: all draws)" if what == "draws" else method
+        told = f"%{{x:.0f}} heads: %{{y:.4f}}<br>{what} "
+        told += "[%{customdata[0]:.4f}, %{customdata[1]:.4f}]"
+        lines.append(Line(shown, x, y, low, high, told))
+    shown = title or f"{name} without heads"
+    return plot_lines(lines, x="heads removed", y=name, title=shown, theme=theme_of(theme))
 
 
-def _line(own: Sequence[Row], value: str, ends: tuple[str, str]) -> tuple[np.ndarray, str]:
+def _points(own: Sequence[Row], value: str, ends: tuple[str, str]) -> tuple[np.ndarray, str]:
     """Heads removed, value and ends of each cut, [cut, 4]; and what the ends are."""
     groups: dict[int, list[Row]] = {}
     for row in own:
@@ -84,7 +69,7 @@ def _line(own: Sequence[Row], value: str, ends: tuple[str, str]) -> tuple[np.nda
     return np.array(points, float), what
 
 
-def draw_survivors(found: pd.DataFrame, title: str | None) -> graph_objects.Figure:
+def draw_survivors(found: pd.DataFrame, title: str | None, theme: str = "light") -> Figure:
     """Heads of each kind that are left, against heads removed, for one method."""
     records = found.to_dict("records")
     method, removed = records[0]["method"], [0.0]
@@ -94,20 +79,54 @@ def draw_survivors(found: pd.DataFrame, title: str | None) -> graph_objects.Figu
             removed.append(row["n_removed"])
             continue
         bars.setdefault(row["kind"], [row["n_labelled"]]).append(row["n_surviving"])
-    figure = graph_objects.Figure()
+    figure, chosen = Figure(), theme_of(theme)
     for place, (kind, heights) in enumerate(bars.items()):
         figure.add_bar(
-            x=[f"{n:g}" for n in removed], y=heights, name=html.escape(kind, quote=False),
-            marker={"color": _COLOURS[place % 8], "pattern": {"shape": _SHAPES[place // 8 % 4]}},
+            x=[f"{n:g}" for n in removed], y=heights, name=named(kind, 40), showlegend=True,
+            marker={
+                "color": chosen.colours[place % len(chosen.colours)],
+                "pattern": {"shape": _SHAPES[place // len(chosen.colours) % len(_SHAPES)]},
+                "line": {"width": 0},
+            },
         )  # fmt: skip
     shown = title or f"kinds of heads that {method} keeps (heads of several kinds count for each)"
-    figure.update_layout(
-        barmode="stack", title={"text": html.escape(shown, quote=False), "x": 0.5},
-        template="plotly_white", xaxis={"title": "heads removed", "type": "category"},
-        yaxis_title="labels of heads that are left", width=820, height=480,
-        font={"family": "monospace", "size": 11},
-    )  # fmt: skip
+    axes = {"x": "heads removed", "y": "labels of heads that are left"}
+    lay_out_axes(figure, **axes, title=shown, theme=chosen)
+    figure.update_layout(barmode="stack", xaxis_type="category")
     return figure
 
 
-_SHAPES = ("", "/", ".", "x")
+def draw_trajectories(
+    trajectory: pd.DataFrame, kept: Mapping[HeadId, bool], title: str | None, theme: str = "light"
+) -> Figure:
+    """P(open) of every head along the training, in one colour those it keeps, in another the rest.
+
+    Args:
+        trajectory: as `GateResult.trajectory`.
+        kept: whether each head is kept, in the table's order of heads.
+        title: of the figure; None says what is shown.
+        theme: `light` or `dark`.
+    """
+    updates = trajectory["update"].drop_duplicates().to_numpy(float)
+    values = trajectory["p_open"].to_numpy(float).reshape(len(updates), len(kept))
+    chosen, figure = theme_of(theme), Figure()
+    faint = max(0.3, min(0.9, 40 / len(kept)))
+    for keep, what, dash in ((False, "cut", "dot"), (True, "kept", "solid")):
+        own = [place for place, one in enumerate(kept.values()) if one is keep]
+        if not own:
+            continue
+        heads = [*kept]
+        # one trace for all: a missing value lifts the pen between heads
+        lifted = np.full((len(own), 1), np.nan)
+        figure.add_scatter(
+            x=np.concatenate([np.tile(updates, (len(own), 1)), lifted], axis=1).ravel(),
+            y=np.concatenate([values[:, own].T, lifted], axis=1).ravel(),
+            customdata=np.repeat([str(heads[place]) for place in own], len(updates) + 1),
+            mode="lines", name=f"{what} ({len(own)})", showlegend=True, opacity=faint,
+            line={"color": chosen.colours[0 if keep else 1], "dash": dash, "width": 1.5},
+            hovertemplate="%{customdata}<br>update %{x}: P(open) %{y:.3f}<extra></extra>",
+        )  # fmt: skip
+    shown = "how likely each head's gate is open" if title is None else title
+    lay_out_axes(figure, x="update", y="P(open)", title=shown, theme=chosen)
+    figure.update_yaxes(range=[-0.02, 1.02])
+    return figure

@@ -150,22 +150,29 @@ class PruneResult:
         cuts = [cut for cut in self.cuts if cut.method in wanted]
         return survivors_of(labels, self.heads, cuts, grade=grade)
 
-    def plot(self, value: str = "delta_loss_nats", *, title: str | None = None) -> Figure:
+    def plot(
+        self,
+        value: str = "delta_loss_nats",
+        *,
+        title: str | None = None,
+        theme: str = "light",
+    ) -> Figure:
         """The curve: loss against heads removed, a line per method, with intervals.
 
         Args:
             value: `delta_loss_nats`, `perplexity_ratio`, `kl_nats` or
                 `second_copy_delta_loss_nats`.
             title: of the figure; None says what is shown.
+            theme: `light` or `dark`.
 
         Raises:
-            InputError: no such value.
+            InputError: no such value or theme.
         """
         from .prune_plots import VALUES, draw_curve  # plotly takes its time
 
         if value not in VALUES:
             raise InputError(f"the curve shows {', '.join(VALUES)}; got {value!r}.")
-        return draw_curve(self.curve, value, title)
+        return draw_curve(self.curve, value, title, theme)
 
     def plot_survivors(
         self,
@@ -174,6 +181,7 @@ class PruneResult:
         method: str | None = None,
         grade: str = "weak",
         title: str | None = None,
+        theme: str = "light",
     ) -> Figure:
         """Which kinds of heads are left after each cut of one method, as bars.
 
@@ -182,14 +190,15 @@ class PruneResult:
             method: None: the first.
             grade: as in `survivors`.
             title: of the figure.
+            theme: `light` or `dark`.
 
         Raises:
-            InputError: as `survivors`.
+            InputError: as `survivors`, or no such theme.
         """
         from .prune_plots import draw_survivors
 
         found = self.survivors(atlas, method=method or self.methods[0], grade=grade)
-        return draw_survivors(found, title)
+        return draw_survivors(found, title, theme)
 
     def save(
         self,

@@ -16,7 +16,7 @@ from ...interp.probes import Prompts
 from ..fingerprint import fingerprint_prompts, fingerprint_tensors
 from .settings import GateTraining
 
-_FORMAT = "headatlas gates 1"
+_FORMAT = "headatlas gates 2"
 _SUFFIX = ".safetensors"
 _FREE = ("every",)  # settings that change no number
 

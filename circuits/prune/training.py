@@ -28,6 +28,7 @@ from .settings import GateTraining
 from .text_loss import Batch, Order
 from .train_file import TrainingFile
 from .training_state import load_state, state_of
+from .trajectory import is_recorded, recorded, trajectory_frame
 from .working_copy import frozen_copy, recompute_blocks, trainable_copy, weights_for
 
 Progress = Callable[[str, int, int], None]
@@ -87,6 +88,7 @@ class Training:
         self.optimiser = torch.optim.Adam(self._groups())
         self.order = Order(len(prompts), config.seed)
         self.rows: list[list[float]] = []
+        self.trajectory: list[Tensor] = [self._open()]
         self.current: Tensor | None = None  # the gates of the forward pass that is running
 
     def resume(self, file: TrainingFile) -> None:
@@ -95,9 +97,14 @@ class Training:
         if found is None:
             return
         updates, state = found
-        self.rows = load_state(self._modules(), self.optimiser, state, str(file.path))
+        name = str(file.path)
+        self.rows, found_open = load_state(self._modules(), self.optimiser, state, name)
         if len(self.rows) != updates or updates > self.config.updates:
-            raise InputError(f"{str(file.path)!r} is damaged: its history is not of its length.")
+            raise InputError(f"{name!r} is damaged: its history is not of its length.")
+        n_recorded = len(recorded(updates, self.config.steps))
+        if [len(one) for one in found_open] != [len(self.gates)] * n_recorded:
+            raise InputError(f"{name!r} is damaged: its trajectory is not of its length.")
+        self.trajectory = found_open
 
     def run(
         self,
@@ -112,8 +119,10 @@ class Training:
             for update in range(len(self.rows), total):
                 self.rows.append(self._update(update))
                 done = update + 1
+                if is_recorded(done, config.steps):
+                    self.trajectory.append(self._open())
                 if file is not None and (done % config.every == 0 or done == total):
-                    file.write(done, state_of(self._modules(), self.optimiser, self.rows))
+                    file.write(done, self._state())
                 if watch is not None:
                     watch(self._row(update))
                 if progress is not None:
@@ -127,7 +136,9 @@ class Training:
                 merge_lora(self.twin)
             weights = weights_for(model, self.twin)
         history = pd.DataFrame([self._row(update) for update in range(len(self.rows))])
-        return result_of(self.config, self.gates, history, weights)
+        updates = recorded(len(self.rows), self.config.steps)
+        trajectory = trajectory_frame(self.gates.heads, updates, self.trajectory)
+        return result_of(self.config, self.gates, history, weights, trajectory)
 
     def _update(self, update: int) -> list[float]:
         """One update, and its row of the history."""
@@ -222,6 +233,14 @@ class Training:
             {"params": self.weights, "lr": config.model_lr},
         ]  # fmt: skip
         return [{**group, "full_lr": group["lr"]} for group in groups if group["params"]]
+
+    @torch.no_grad()
+    def _open(self) -> Tensor:
+        """P(open) of every head now."""
+        return self.gates.open_probabilities().float().cpu()
+
+    def _state(self) -> dict[str, Tensor]:
+        return state_of(self._modules(), self.optimiser, self.rows, self.trajectory)
 
     def _modules(self) -> dict[str, nn.Module]:
         return {"gates": self.gates, "objective": self.objective, "model": self.twin}

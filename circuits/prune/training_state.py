@@ -11,23 +11,30 @@ from torch.optim import Optimizer
 from ...interp.errors import InputError
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-_HISTORY = "history"
+_HISTORY, _TRAJECTORY = "history", "trajectory"
 
 
 def state_of(
-    modules: Mapping[str, nn.Module], optimiser: Optimizer, rows: Sequence[Sequence[float]]
+    modules: Mapping[str, nn.Module],
+    optimiser: Optimizer,
+    rows: Sequence[Sequence[float]],
+    trajectory: Sequence[Tensor],
 ) -> dict[str, Tensor]:
-    """Trained parameters, their moments in the optimiser, and the history.
+    """Trained parameters, their moments in the optimiser, the history and the trajectory.
 
     Args:
         modules: whose parameters are trained, by name.
         optimiser: an Adam over them.
         rows: the history, one row per update.
+        trajectory: P(open) of every head, of the updates that were recorded.
 
     Returns:
         Tensors by name, as a file keeps them.
     """
-    found = {_HISTORY: torch.tensor(rows, dtype=torch.float64)}
+    found = {
+        _HISTORY: torch.tensor(rows, dtype=torch.float64),
+        _TRAJECTORY: torch.stack([*trajectory]),
+    }
     for name, weight in _trained(modules).items():
         found[f"value.{name}"] = weight.detach()
         known = optimiser.state.get(weight, {})
@@ -40,7 +47,7 @@ def load_state(
     optimiser: Optimizer,
     state: Mapping[str, Tensor],
     path: str,
-) -> list[list[float]]:
+) -> tuple[list[list[float]], list[Tensor]]:
     """Put a state back, after checking that it fits.
 
     Args:
@@ -50,7 +57,7 @@ def load_state(
         path: what messages call the file.
 
     Returns:
-        The history.
+        The history and the trajectory.
 
     Raises:
         InputError: a tensor is missing, is one too many, or has another shape or dtype.
@@ -59,6 +66,9 @@ def load_state(
     history = left.pop(_HISTORY, None)
     if history is None or history.dtype != torch.float64 or history.ndim != 2:
         raise InputError(f"{path!r} is damaged: it holds no history. Delete it.")
+    trajectory = left.pop(_TRAJECTORY, None)
+    if trajectory is None or trajectory.dtype != torch.float32 or trajectory.ndim != 2:
+        raise InputError(f"{path!r} is damaged: it holds no trajectory of gates. Delete it.")
     loaded = dict[str, dict[str, Tensor]]()
     for name, weight in trained.items():
         parts = {key: left.pop(f"{key}.{name}", None) for key in ("value", *_MOMENTS)}
@@ -81,7 +91,7 @@ def load_state(
                     key: part if key == "step" else part.to(weight.device)
                     for key, part in loaded[name].items()
                 }
-    return history.tolist()
+    return history.tolist(), [*trajectory]
 
 
 def _trained(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:

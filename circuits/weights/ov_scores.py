@@ -44,7 +44,7 @@ def ov_scores(
 
     **copied**, **suppressed** = of the 512 first words of the vocabulary, the share whose own
     logit, among the 512, rises (falls) most when a head attends to them: arg max (min) over t of
-    [W_E W_OV W_U](s, t) is s. By chance `token_chance`.
+    `[W_E W_OV W_U](s, t)` is s. By chance `token_chance`.
 
     **successor** = over ordinal sequences (numbers, days, months, letters … that are single
     tokens), the share of elements whose successor gets the largest logit among the sequence's

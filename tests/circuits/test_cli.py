@@ -64,6 +64,17 @@ def test_plot_writes_a_page(tmp_path, command):
     assert "<script>alert(1)" not in page
 
 
+def test_plot_writes_a_picture_without_a_browser(tmp_path, command, monkeypatch):
+    from PIL import Image
+
+    monkeypatch.setenv("PATH", "")
+    done = command("plot", "--heads", "L1H1,L2H2", "-o", tmp_path / "two.png")
+    assert done.status == 0, done.error
+    with Image.open(tmp_path / "two.png") as picture:
+        assert picture.format == "PNG"
+        assert min(picture.size) > 200
+
+
 def test_commands_take_a_pruned_model(tmp_path, command):
     import headatlas as ha
 

@@ -137,7 +137,7 @@ def test_arbitrary_bytes_are_refused(written, content):
 @given(text=st.one_of(st.text(max_size=80), st.just("[" * 100_000), st.just('{"lam": [1]}')))
 def test_hostile_settings_are_refused_and_not_repeated(written, text):
     path, _ = written
-    save_file({"x": torch.zeros(1)}, path, {"format": "headatlas gates 1", "model": "m",
+    save_file({"x": torch.zeros(1)}, path, {"format": "headatlas gates 2", "model": "m",
                                             "documents": "d", "settings": text})  # fmt: skip
     with pytest.raises(InputError, match="other settings") as caught:
         read(path)

@@ -12,14 +12,9 @@ from hypothesis import strategies as st
 
 from headatlas.interp.errors import InputError
 from headatlas.interp.plots import plot_pattern, write_figure
+from tests.interp.plots.made import causal
 
 HOSTILE = ["</script><script>alert(1)</script>", "<b>", "<s>", "a & b"]
-
-
-def causal(*shape, seed=0):
-    scores = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-    future = torch.ones(shape[-2:]).triu(1 + shape[-1] - shape[-2]).bool()
-    return scores.masked_fill(future, float("-inf")).softmax(dim=-1)
 
 
 def test_cells_are_the_weights_and_the_future_is_blank():
@@ -211,10 +206,40 @@ def test_json_holds_the_weights(tmp_path):
 
 def test_other_suffixes_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"\.html or \.json"):
-        write_figure(plot_pattern(torch.tensor([[1.0]])), tmp_path / "one.png")
+        write_figure(plot_pattern(torch.tensor([[1.0]])), tmp_path / "one.gif")
     assert not list(tmp_path.iterdir())
 
 
 def test_plotly_is_imported_only_for_a_figure():
     code = "import headatlas, headatlas.interp.plots, sys; sys.exit('plotly' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_more_cells_take_a_byte_each():
+    pattern = causal(1, 1500, 1500)
+    figure = plot_pattern(pattern)
+    z = figure.data[0].z
+    assert z.dtype == np.uint8
+    assert np.abs(z / 250 - pattern.numpy()).max() <= 0.00201
+    assert "weight %{z}/250 (±0.002)" in figure.data[0].hovertemplate
+    assert figure.layout.coloraxis.cmax == 250
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_themes_differ_in_colours_alone(theme):
+    figure = plot_pattern(causal(2, 3, 3), theme=theme)
+    other = plot_pattern(causal(2, 3, 3), theme="light")
+    np.testing.assert_array_equal(figure.data[0].z, other.data[0].z)
+    assert (figure.layout.paper_bgcolor == other.layout.paper_bgcolor) == (theme == "light")
+    blank, zero = figure.layout.plot_bgcolor, figure.layout.coloraxis.colorscale[0][1]
+    assert blank != zero
+    with pytest.raises(InputError, match="'light' or 'dark'; got 'sepia'"):
+        plot_pattern(causal(3, 3), theme="sepia")
+
+
+def test_a_last_row_that_is_not_full_has_no_empty_panel():
+    figure = plot_pattern(causal(5, 3, 3))
+    assert len(figure.data) == 5
+    assert "xaxis6" not in figure.layout
+    below = [figure.layout[f"xaxis{n}"].title.text for n in (3, 4, 5)]
+    assert below == ["key (source)"] * 3

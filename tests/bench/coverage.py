@@ -1,0 +1,246 @@
+"""Which model families can be hooked: every text model of transformers, tiny and random.
+
+    python -m tests.bench.figures coverage
+
+A family is tried with a config shrunk to two layers. What `attention_sites` says of it is the
+table: it runs the model as it is and hooked, and refuses what differs. Families that no shrunk
+config builds are counted apart: nothing is known of them.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import AutoModelForSeq2SeqLM as AutoModelForSeq2Seq
+from transformers.models.auto import modeling_auto
+
+from headatlas.interp.errors import InputError
+from headatlas.interp.sites import attention_sites, hook_drift
+from headatlas.interp.weights import head_weights
+
+from ..conftest import FAMILIES, SEQ2SEQ_FAMILIES, build_tiny
+
+LIMIT_S = 60
+# a family of several sorts counts as the first: the decoder of BART alone is no family of its own
+_SORTS = {
+    "encoder-decoder": (
+        AutoModelForSeq2Seq,
+        modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    ),
+    "encoder": (AutoModelForMaskedLM, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
+    "decoder": (AutoModelForCausalLM, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
+}
+_LAYERS, _WIDTH, _HEADS = 2, 32, 4
+_MOST_PARAMETERS = 20_000_000
+# by the end of the option's name: configs call these things by many names
+_SMALL = {
+    "vocab_size": 97, "hidden_size": _WIDTH, "d_model": _WIDTH, "n_embd": _WIDTH, "dim": _WIDTH,
+    "embedding_size": _WIDTH, "word_embed_proj_dim": _WIDTH, "intermediate_size": 48,
+    "ffn_dim": 48, "d_ff": 48, "n_inner": 48, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
+    "num_hidden_layers": _LAYERS, "n_layer": _LAYERS, "n_layers": _LAYERS, "num_layers": _LAYERS,
+    "encoder_layers": _LAYERS, "decoder_layers": _LAYERS, "num_decoder_layers": _LAYERS,
+    "num_attention_heads": _HEADS, "n_head": _HEADS, "n_heads": _HEADS, "num_heads": _HEADS,
+    "encoder_attention_heads": _HEADS, "decoder_attention_heads": _HEADS,
+    "num_key_value_heads": 2, "head_dim": 8, "d_kv": 8, "rotary_dim": 4,
+    "max_position_embeddings": 128, "n_positions": 128, "sliding_window": 8,
+    "num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "n_shared_experts": 1,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4, "v_head_dim": 6, "pad_token_id": 0, "bos_token_id": 1,
+    "eos_token_id": 2, "decoder_start_token_id": 0,
+}  # fmt: skip
+# tried in turn, since what one family asks for another refuses
+_CHANGES: tuple[dict[str, Any], ...] = (
+    {}, {"num_key_value_heads": _HEADS}, {"head_dim": None}, {"head_dim": None, "rotary_dim": None},
+    {"num_hidden_layers": 4, "num_key_value_heads": _HEADS, "head_dim": None},
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Tried:
+    """What came of one family.
+
+    Attributes:
+        outcome: "hooked", "refused" or "not built".
+        reason: the refusal, or why no config was built.
+        drift: of the hooked forward, relative to the largest output.
+    """
+
+    family: str
+    sort: str
+    outcome: str
+    reason: str = ""
+    drift: float = 0.0
+
+
+def families() -> Iterator[tuple[str, str]]:
+    """Family and sort of every text model that transformers builds from a config."""
+    seen = set[str]()
+    for sort, (_, names) in _SORTS.items():
+        for family in sorted(names):
+            if family not in seen:
+                seen.add(family)
+                yield family, sort
+
+
+def small_config(family: str, changes: dict[str, Any]) -> Any:
+    """The family's config with small numbers in the place of its own."""
+    own = AutoConfig.for_model(family).to_dict()
+    return AutoConfig.for_model(family, **_shrunk(own, {**_SMALL, **changes}))
+
+
+def _shrunk(own: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
+    """Of the small numbers those that a config has, its inner configs included."""
+    options = {name: small[name] for name in own if small.get(name) is not None}
+    for name, inner in own.items():
+        if name.endswith("_config") and isinstance(inner, dict) and "model_type" in inner:
+            options[name] = {"model_type": inner["model_type"], **_shrunk(inner, small)}
+    return options
+
+
+def _model(family: str, sort: str) -> Any:
+    """A tiny random model, run once; the last error where no change makes one."""
+    if family in FAMILIES:
+        return build_tiny(family, attn="eager")
+    auto = _SORTS[sort][0]
+    error: Exception = ValueError("no config")
+    for changes in _CHANGES:
+        try:
+            config = small_config(family, changes)
+            with torch.device("meta"):  # a config that did not shrink must not fill the memory
+                size = sum(weight.numel() for weight in auto.from_config(config).parameters())
+            if size > _MOST_PARAMETERS:
+                raise ValueError(f"{size:,} parameters are left")
+            torch.manual_seed(0)
+            model = auto.from_config(config, attn_implementation="eager").eval()
+            ids = torch.randint(3, 97, (2, 12))
+            more = {"decoder_input_ids": ids} if sort == "encoder-decoder" else {}
+            with torch.no_grad():
+                model(input_ids=ids, **more)
+            return model
+        except Exception as failed:  # whatever a config that was not made for this can raise
+            error = failed
+    raise error
+
+
+def tried(family: str, sort: str) -> Tried:
+    """Build one family and see whether it can be hooked."""
+    try:
+        model = _model(family, sort)
+    except Exception as error:
+        return Tried(family, sort, "not built", f"{type(error).__name__}: {error}")
+    try:
+        attention_sites(model)
+    except InputError as error:
+        return Tried(family, sort, "refused", str(error))
+    return Tried(family, sort, "hooked", drift=hook_drift(model))
+
+
+def _tried_in_time(family: str, sort: str) -> Tried:
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(LIMIT_S)
+    try:
+        return tried(family, sort)
+    except TimeoutError as error:
+        return Tried(family, sort, "not built", str(error))
+    finally:
+        signal.alarm(0)
+
+
+def _too_long(*_: Any) -> None:
+    raise TimeoutError(f"more than {LIMIT_S} s")
+
+
+def sweep() -> list[Tried]:
+    """Every family, each in a process that the next one takes over if it lives."""
+    found, waiting = list[Tried](), list(families())
+    while waiting:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            try:
+                while waiting:
+                    found.append(
+                        pool.submit(_tried_in_time, *waiting[0]).result(timeout=3 * LIMIT_S)
+                    )
+                    print(found[-1].family, found[-1].outcome, found[-1].reason[:90], flush=True)
+                    waiting.pop(0)
+            except BrokenProcessPool:
+                found.append(Tried(*waiting.pop(0), "not built", "its process died"))
+    return found
+
+
+def layout(family: str) -> str:
+    """A row of the table of families that the tests run on, checked in every detail."""
+    model = build_tiny(family, attn="eager")
+    sites = attention_sites(model)
+    first = sites[0]
+    shared = f"{first.n_heads} on {first.n_kv_heads}"
+    masks = {site.causal for site in sites}
+    sees = "both ways" if masks == {False} else "earlier" if masks == {True} else "both, earlier"
+    stacks = ", ".join(dict.fromkeys(site.stack for site in sites if site.stack)) or "–"
+    weights = head_weights(model)
+    exact = "exact" if all(weights[site].exact for site in sites) else "up to a norm"
+    return f"| {family} | {shared} | {sees} | {stacks} | {exact} |"
+
+
+def reason(text: str) -> str:
+    """A refusal without the names of modules, so that families of one reason stand together."""
+    for pattern, words in (
+        (r"without transformers' attention reg", "all of its attention is outside the registry"),
+        (r"no attention heads", "no attention heads found"),
+        (r"not seen", "some of its attention is outside the registry, or not run by text alone"),
+        (r"selects keys", "sparse attention: keys are selected by an index"),
+        (r"more than once", "layers share weights"),
+        (r"runs alone, but not", "the forward breaks with its attention and masks replaced"),
+        (r"differ", "hooked outputs differ from its own"),
+    ):
+        if re.search(pattern, text):
+            return words
+    return text.split(". ")[0][:120]
+
+
+def _names(rows: list[Tried]) -> str:
+    return ", ".join(sorted(row.family for row in rows))
+
+
+def markdown() -> dict[str, str]:
+    """The tables of docs/coverage.md."""
+    head = "| family | heads on key-value heads | a query sees | stacks | W_Q … W_O |\n"
+    head += "|---|---|---|---|---|"
+    rows = [layout(family) for family in FAMILIES]
+    assert set(SEQ2SEQ_FAMILIES) <= set(FAMILIES)
+    found = sweep()
+    hooked = [row for row in found if row.outcome == "hooked"]
+    lines = ["| | families |", "|---|---|"]
+    for sort in _SORTS:
+        own = [row for row in hooked if row.sort == sort]
+        lines.append(f"| {sort}s, hooked ({len(own)}) | {_names(own)} |")
+    refused: dict[str, list[Tried]] = {}
+    for row in found:
+        if row.outcome == "refused":
+            refused.setdefault(reason(row.reason), []).append(row)
+    for why, own in sorted(refused.items(), key=lambda item: -len(item[1])):
+        lines.append(f"| refused: {why} ({len(own)}) | {_names(own)} |")
+    unknown = [row for row in found if row.outcome == "not built"]
+    lines.append(f"| not tried: no small config was found ({len(unknown)}) | {_names(unknown)} |")
+    versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
+    worst = max(hooked, key=lambda row: row.drift)
+    counts = (
+        f"{len(found)} families, {versions}: {len(hooked)} hooked (largest drift "
+        f"{worst.drift:.0e}, {worst.family}), {sum(map(len, refused.values()))} refused, "
+        f"{len(unknown)} not tried.\n"
+    )
+    return {"": "\n".join([head, *rows]), "sweep": "\n".join([counts, *lines])}
