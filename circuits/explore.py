@@ -71,7 +71,7 @@ def explore(
         >>> import headatlas as ha
         >>> model, tokenizer = ha.load("tiny")
         >>> explore(model, tokenizer, "the cat sat. the cat", heads=["L0H0"])
-        <Explorer: 1 head × 8 tokens, 0.0 MiB>
+        <Explorer: 1 head × 11 tokens, 0.0 MiB>
     """
     max_mib = whole_number("max_mib", max_mib, 1)
     patterns = None

@@ -15,8 +15,8 @@ from ..kernels.api import Match
 from .attach import AttentionCall, attach
 from .errors import InputError
 from .forward import run_base
-from .inputs import Inputs, Readable, read_inputs
-from .tokens import tokenize
+from .given_text import read_given
+from .inputs import Inputs, Readable
 
 _NUMBERS = ("entropy_nats", "sink", "sink_logit", "top_weight")
 
@@ -68,16 +68,7 @@ def head_statistics(
     Reference:
         Xiao et al. 2023 (sinks); Clark et al. 2019 (entropy of heads).
     """
-    tokens: Any = text_or_ids
-    if isinstance(tokens, str) or (
-        isinstance(tokens, Sequence) and all(isinstance(text, str) for text in tokens)
-    ):
-        if tokenizer is None:
-            raise InputError("a text needs the model's tokenizer; pass it, or token ids.")
-        tokens = tokenize(tokenizer, tokens, prepend_bos=prepend_bos)
-    elif prepend_bos is not None:
-        raise InputError("prepend_bos is for texts; these are tokens already. Leave it out.")
-    inputs = read_inputs(model, tokens)  # pyright: ignore[reportArgumentType]
+    inputs, _ = read_given(model, tokenizer, text_or_ids, prepend_bos)
     found: list[tuple[Any, Tensor]] = []
 
     def watch(call: AttentionCall) -> None:

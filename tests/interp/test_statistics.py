@@ -72,9 +72,9 @@ def test_texts_and_their_beginning():
 
 def test_what_is_no_text_is_refused(tiny):
     model = tiny("llama")
-    with pytest.raises(InputError, match="needs the model's tokenizer"):
+    with pytest.raises(InputError, match="needs a tokenizer"):
         head_statistics(model, None, "a text")
-    with pytest.raises(InputError, match="prepend_bos is for texts"):
+    with pytest.raises(InputError, match="prepend_bos applies to texts"):
         head_statistics(model, None, IDS, prepend_bos=True)
     with pytest.raises(InputError, match="must lie in"):
         head_statistics(model, None, IDS + 1000)

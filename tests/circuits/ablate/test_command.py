@@ -63,7 +63,7 @@ def test_every_head_with_a_heat_map(tmp_path):
         (["--heads", "L1H1", "--method", "mean,zero"], "belong to --all"),
         (["--heads", "L1H1", "--checkpoint", "a.safetensors"], "belong to --all"),
         (["--heads", "L1H1", "--figure", "a.html"], "belong to --all"),
-        (["--all", "--figure", "a.png"], r"a figure is written as \.html or \.json"),
+        (["--all", "--figure", "a.gif"], r"a figure is written as \.html or \.json"),
         (["--all", "--checkpoint", "a.json"], r"is a \.safetensors file"),
         (["--all", "-o", "a.txt"], "no known format"),
         (["--all", "-o", "no/such/folder/a.csv"], "does not exist"),

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headatlas.circuits.prune.gate_result import result_of
@@ -20,6 +20,7 @@ from tests.circuits.prune.test_train_file import killed_at
 from tests.circuits.prune.trained import training
 
 
+@settings(deadline=None)
 @given(steps=st.integers(1, 3000), more=st.integers(0, 50))
 def test_few_updates_are_recorded_evenly_with_the_first_and_the_last(steps, more):
     found = recorded(steps + more, steps)

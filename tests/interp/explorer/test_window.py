@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headatlas.interp.errors import InputError
@@ -53,6 +53,7 @@ def test_a_window_must_lie_in_the_text_and_name_heads_of_the_page():
         Window.parse("L0H2@0:2").check(10, heads)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30) | st.from_regex(r"[LH0-9,@: al]{1,30}", fullmatch=True))
 def test_any_text_is_read_or_refused(text):
     try:
