@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,8 @@ from .tested import causal_lines, causal_settings
 
 if TYPE_CHECKING:
     from ..interp.explorer.explorer import Explorer
+    from ..interp.explorer.window import Window
+    from ..interp.heads import Heads
 
 _ADDRESS = ["site", "layer", "head"]
 
@@ -267,22 +269,40 @@ class HeadAtlas:
         return f"<pre>{html.escape(self.summary())}</pre>{body}"
 
     def explore(
-        self, model: Any = None, tokenizer: Any = None, text_or_ids: Any = None, **options: Any
+        self,
+        model: Any = None,
+        tokenizer: Any = None,
+        text_or_ids: Any = None,
+        *,
+        heads: Heads | None = None,
+        windows: str | Window | Sequence[str | Window] = (),
+        prepend_bos: bool | None = None,
+        title: str | None = None,
+        max_mib: int = 25,
+        progress: Any = None,
     ) -> Explorer:
         """One offline page to look at the heads on: their map, their cards, and their patterns.
 
         Args:
             model: the one that this is an atlas of; None: no patterns.
-            tokenizer: as in `headatlas.explore`, like what follows.
+            tokenizer: as in `headatlas.explore`, like all that follows.
             text_or_ids: a text to show patterns on.
-            options: of `headatlas.explore`: heads, windows, prepend_bos, title, max_mib, progress.
+            heads: whose patterns to keep.
+            windows: parts of a long text to keep whole.
+            prepend_bos: whether the text starts with a BOS token.
+            title: of the page.
+            max_mib: the largest page.
+            progress: called with ("reading", layers done, layers).
 
         Raises:
             InputError: what `headatlas.explore` refuses.
         """
         from .explore import explore
 
-        return explore(model, tokenizer, text_or_ids, atlas=self, **options)
+        return explore(
+            model, tokenizer, text_or_ids, atlas=self, heads=heads, windows=windows,
+            prepend_bos=prepend_bos, title=title, max_mib=max_mib, progress=progress,
+        )  # fmt: skip
 
     def save(self, path: str | Path) -> Path:
         """Write the atlas; the suffix picks the format: .json, .csv or .parquet.

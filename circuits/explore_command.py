@@ -53,17 +53,18 @@ def explore(
     """Make an offline page to look at heads: their map, their cards, their patterns on a text."""
     from ..interp.errors import InputError
     from ..interp.explorer.explorer import check_page
-    from ..interp.explorer.window import Window
+    from ..interp.explorer.read import read_patterns, read_windows
     from ..interp.grammar import natural_text
-    from ..interp.heads import HeadId
+    from ..interp.heads import parse_head
     from ..interp.tokens import read_text
     from .atlas import HeadAtlas
-    from .explore import explore as make
+    from .atlas_check import printable
+    from .explore import check_atlas, page_of
 
     # everything that can be refused is refused before the model is loaded
     check_page(out)
-    windows = [Window.parse(one) for one in window or ()]
-    wanted = [HeadId.parse(name) for name in names_between_commas(heads)]
+    windows = read_windows(window or ())
+    wanted = [parse_head(name) for name in names_between_commas(heads)]
     if heads is not None and not wanted:
         raise InputError("--heads names no head; write L18H6,L17H3, say.")
     if atlas is not None and not labels:
@@ -73,16 +74,20 @@ def explore(
     loaded, tokenizer = load_model(model)
     if tokenizer is None:
         raise InputError(f"{model} has no tokenizer, so a text cannot be shown to it.")
+    if known is not None:
+        check_atlas(loaded, known)
     with progress_bars() as report:
+        # before heads are classified, which takes longer
+        patterns = read_patterns(
+            loaded, tokenizer, running_text, heads=wanted or None, windows=windows,
+            prepend_bos=bos, max_bytes=max_mib * 2**20, progress=report,
+        )  # fmt: skip
         if known is None and labels:
             from .classify import classify
 
             known = classify(loaded, tokenizer, prompts=_PROMPTS, prepend_bos=bos, progress=report)
-            known.model["name"] = model
-        page = make(
-            loaded, tokenizer, running_text, atlas=known, heads=wanted or None, windows=windows,
-            prepend_bos=bos, title=model, max_mib=max_mib, progress=report,
-        )  # fmt: skip
+            known.model["name"] = printable(model)
+    page = page_of(loaded, patterns, atlas=known, title=printable(model), max_mib=max_mib)
     print(f"{page}: {page.size_bytes / 2**20:.2f} MiB of at most {max_mib}")
     page.save(out)
     print(f"wrote {out}; open it in a browser")

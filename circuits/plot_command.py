@@ -41,6 +41,12 @@ def plot(
     from ..interp.tokens import read_text
 
     wanted = _heads(["L0H0"] if heads is None else heads)
+    stacks = {head.site for head in wanted}
+    if len(stacks) > 1:
+        raise InputError(
+            f"heads of several stacks ({', '.join(sorted(stacks))}) have different tokens on their "
+            "axes; draw those of one stack at a time."
+        )
     is_png = out.suffix.lower() == ".png"  # which needs no browser, as the others' pictures do
     if not is_png:
         check_figure_suffix(out)
@@ -59,7 +65,7 @@ def plot(
 
     shown = torch.stack(patterns)
     named: dict[str, Any] = {
-        "tokens": cache.tokens[0],
+        **_labels(loaded, tokenizer, cache, wanted[0].site),
         "heads": [str(head) for head in wanted],
         "sinks": True,  # a captured pattern is one; where a sink takes its part, rows sum to less
         "title": f"{model}: {', '.join(str(head) for head in wanted)}",
@@ -86,6 +92,19 @@ def _pattern(cache: Any, head: Any) -> Any:
     """One head's pattern out of a cache narrowed to some heads."""
     layer = [one for one in cache.heads if (one.site, one.layer) == (head.site, head.layer)]
     return cache["pattern", head.layer, head.site][0, layer.index(head)]
+
+
+def _labels(model: Any, tokenizer: Any, cache: Any, stack: str) -> dict[str, list[str]]:
+    """The tokens along the axes: a decoder reads its text behind a start token."""
+    from ..interp.given_text import token_strings
+    from ..interp.inputs import read_inputs
+
+    tokens = cache.tokens[0]
+    decoder_ids = read_inputs(model, cache.token_ids).decoder_ids
+    if stack not in ("dec", "cross") or decoder_ids is None:
+        return {"tokens": tokens}
+    read = token_strings(tokenizer, decoder_ids[0].tolist())
+    return {"tokens": read, "keys": tokens if stack == "cross" else read}
 
 
 def _check_length(model: Any, tokenizer: Any, text: str, bos: bool | None) -> None:

@@ -53,10 +53,11 @@ def read_given(
         )
     if isinstance(text_or_ids, Tokens):
         return inputs, [visible_all(row) for row in text_or_ids.strings]
-    return inputs, [_strings(tokenizer, row) for row in inputs.ids.tolist()]
+    return inputs, [token_strings(tokenizer, row) for row in inputs.ids.tolist()]
 
 
-def _strings(tokenizer: Any, ids: list[int]) -> list[str]:
+def token_strings(tokenizer: Any, ids: list[int]) -> list[str]:
+    """The visible string of each token; without a tokenizer its number."""
     if tokenizer is None:
         return [str(i) for i in ids]
     tokens = zip(ids, tokenizer.convert_ids_to_tokens(ids), strict=True)

@@ -29,8 +29,8 @@ class Explorer:
         parts: the page's source, in pieces.
         n_heads: heads of the map.
         n_tokens: of the text; 0 without one.
-        exact: whether every weight is on the page, to 1/255; otherwise the largest of each cell of
-            a grid, the strongest keys of each query, and the windows asked for.
+        exact: whether every weight is on the page, at most 0.002 off; otherwise the largest of each
+            cell of a grid, the strongest keys of each query, and the windows asked for.
     """
 
     parts: tuple[str, ...]

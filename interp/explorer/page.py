@@ -46,6 +46,7 @@ def page_parts(facts: Facts, patterns: Patterns | None, heads: tuple[HeadId, ...
         "lines": facts.lines,
         "tokens": () if patterns is None else patterns.tokens,
         "cell": 1 if patterns is None else patterns.cell,
+        "masks": () if patterns is None else patterns.masks,
         "columns": facts.columns,
         "maps": [_map(own, heads) for own in (*facts.maps, *_text_maps(patterns))],
         "heads": [_head(head, blocks.get(head), facts.cards.get(head)) for head in heads],
@@ -74,7 +75,7 @@ def _head(head: HeadId, data: HeadData | None, card: Card | None) -> dict[str, A
     row = str(head).removesuffix(f"H{head.head}")
     own: dict[str, Any] = {"name": str(head), "row": row, "layer": head.layer, "head": head.head}
     if data is not None:
-        own["causal"] = data.causal
+        own["mask"] = data.mask
         own["windows"] = [{"rows": w.rows, "keys": w.keys} for w in data.windows]
     if card is not None:
         own["labels"], own["text"], own["rows"] = card.labels, card.paragraph, card.rows
@@ -98,7 +99,7 @@ def _text_maps(patterns: Patterns | None) -> list[HeadMap]:
         return []
     return [
         HeadMap(
-            f"text.{name}",
+            f":{name}",
             f"on this text: {title}",
             {data.head: data.statistics[place] for data in patterns.heads},
             top=None if place == 0 else 1.0,

@@ -12,6 +12,7 @@ _FORM = re.compile(
     r"(?P<heads>[^@]+)@(?P<rows>\d{1,9}:\d{1,9})(?:,(?P<keys>\d{1,9}:\d{1,9}))?", re.ASCII
 )
 _MOST_CELLS = 2**22  # of one head: 2,048 x 2,048
+_LONGEST = 8192  # as long as browsers draw
 _ALL = "all"
 
 
@@ -35,6 +36,23 @@ class Window:
     keys: tuple[int, int]
     heads: tuple[HeadId, ...] | None = None
 
+    def __post_init__(self) -> None:
+        for start, stop in (self.rows, self.keys):
+            if not 0 <= start < stop:
+                raise InputError(
+                    f"a range is START:STOP with START below STOP; got {start}:{stop}."
+                )
+            if stop - start > _LONGEST:
+                raise InputError(
+                    f"a window is at most {_LONGEST:,} queries or keys long; got {start}:{stop}."
+                )
+        if self.n_cells > _MOST_CELLS:
+            raise InputError(
+                f"a window of {self.rows[1] - self.rows[0]:,} queries on "
+                f"{self.keys[1] - self.keys[0]:,} keys has {self.n_cells:,} weights per head, over "
+                f"{_MOST_CELLS:,}; ask for several smaller ones."
+            )
+
     @classmethod
     def parse(cls, text: str | Window) -> Window:
         """Read `HEADS@ROWS` or `HEADS@ROWS,KEYS`; keys are those of the rows where unsaid.
@@ -53,13 +71,7 @@ class Window:
             )
         rows = _range(match["rows"])
         keys = rows if match["keys"] is None else _range(match["keys"])
-        window = cls(rows, keys, _heads(match["heads"]))
-        if window.n_cells > _MOST_CELLS:
-            raise InputError(
-                f"the window {shown(text)} has {window.n_cells:,} weights per head, over "
-                f"{_MOST_CELLS:,}; ask for several smaller ones."
-            )
-        return window
+        return cls(rows, keys, _heads(match["heads"]))
 
     @property
     def n_cells(self) -> int:
@@ -87,8 +99,6 @@ class Window:
 
 def _range(text: str) -> tuple[int, int]:
     start, stop = map(int, text.split(":"))
-    if not start < stop:
-        raise InputError(f"a range is START:STOP with START below STOP; got {text}.")
     return start, stop
 
 

@@ -1,16 +1,19 @@
 """What the explorer's page shows is what the tensors hold."""
 
 import re
+from dataclasses import replace
 from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
 import torch
+from playwright.sync_api import expect
 
 import headatlas as ha
 
 TEXT = "the cat sat on the mat and the dog sat on the mat and the cat"
-BYTE = 0.5 / 255 + 0.0006  # weights on the page are in 1/255, shown to three decimals
+BYTE = 0.5 / 255 + 0.0006  # the page's weights are that exact, and shown to three decimals
+MEAN = 1 / 255 + 0.0006  # those of means are not sharpened by the strongest keys
 
 
 @pytest.fixture(scope="session")
@@ -72,11 +75,24 @@ def address(page):
     return {name: words[0] for name, words in parse_qs(page.url.partition("#")[2]).items()}
 
 
-def told(page):
-    """The numbers of the readout, by what they are of."""
+def told(page, q, k):
+    """The numbers of the readout of a cell, by what they are of."""
+    expect(page.locator("#readout")).to_contain_text(re.compile(f"^query {q} .* key {k} .*", re.S))
     lines = page.locator("#readout").inner_text().split("\n")[1:]
-    found = (re.fullmatch(r"(.*): (?:at most )?([+-]?[\d.]+)", line) for line in lines)
+    found = (re.fullmatch(r"(.*?)(?:, the .*)?: ([+-]?[\d.]+)", line) for line in lines)
     return {match[1]: float(match[2]) for match in found if match}
+
+
+def coloured(page, expected):
+    """Whether these tokens have a colour, and no others."""
+    spans = """() => [...document.querySelectorAll("#strip span")]
+        .filter((span) => span.style.backgroundColor).map((span) => +span.dataset.place)"""
+    for _ in range(50):
+        found = page.evaluate(spans)
+        if found == expected:
+            break
+        page.wait_for_timeout(50)
+    return found
 
 
 def test_the_map_leads_to_the_card_and_the_pattern(visit, tiny_page):
@@ -91,7 +107,7 @@ def test_the_map_leads_to_the_card_and_the_pattern(visit, tiny_page):
     cells = page.locator("#card tbody tr").nth(0).locator("td").all_inner_texts()
     row = atlas[head]["previous_token"]
     assert cells[:3] == ["previous_token", f"{row['score']:.3f}", f"{row['expected']:.3f}"]
-    assert page.locator("figcaption").inner_text().startswith(str(head))
+    expect(page.locator("figcaption")).to_have_text(re.compile(f"^{head}[.]"))
     assert address(page) == {"head": str(head)}
 
 
@@ -123,7 +139,7 @@ def test_hovering_reads_the_weights(visit, tiny_page):
         if k > q:
             assert "masked" in page.locator("#readout").inner_text()
         else:
-            assert abs(told(page)["L2H2"] - pattern[2, 2, q, k]) <= BYTE
+            assert abs(told(page, q, k)["L2H2"] - pattern[2, 2, q, k]) <= BYTE
 
 
 def test_a_click_locks_and_another_unlocks(visit, tiny_page):
@@ -150,27 +166,25 @@ def test_a_token_shows_where_it_looks_and_who_looks_at_it(visit, tiny_page):
     page = visit(path, "head=L2H2")
     page.locator("#t14").click()
     strongest = np.argsort(-pattern[2, 2, 14])[:4]
+    expect(page.locator("#lists strong").first).to_contain_text("14 ")
     lines = page.locator("#lists > div").nth(0).locator("li").all_inner_texts()
     shown = {int(line.split()[1]): float(line.split()[0]) for line in lines}
     assert set(shown) == set(strongest.tolist())
     for key, weight in shown.items():
         assert abs(weight - pattern[2, 2, 14, key]) <= 1e-4
-    coloured = page.evaluate(
-        """() => [...document.querySelectorAll("#strip span")]
-              .filter((span) => span.style.backgroundColor).map((span) => +span.dataset.place)"""
-    )
-    assert coloured == np.flatnonzero(np.round(pattern[2, 2, 14] * 255)).tolist()
+    seen = np.flatnonzero(np.round(np.sqrt(pattern[2, 2, 14]) * 255)).tolist()
+    assert coloured(page, seen) == seen
     page.locator("#t3").hover()
+    expect(page.locator("#readout")).to_contain_text("key 3 ")
     last = float(page.locator("#readout").inner_text().split(": ")[-1].split()[0])
     assert abs(last - pattern[2, 2, 14, 3]) <= BYTE
+    page.locator("#t16").hover()
+    expect(page.locator("#readout")).to_contain_text("masked")
     page.keyboard.press("Escape")
     page.get_by_label("who looks at it").check()
     page.locator("#t4").click()
-    coloured = page.evaluate(
-        """() => [...document.querySelectorAll("#strip span")]
-              .filter((span) => span.style.backgroundColor).map((span) => +span.dataset.place)"""
-    )
-    assert coloured == np.flatnonzero(np.round(pattern[2, 2, :, 4] * 255)).tolist()
+    seen = np.flatnonzero(np.round(np.sqrt(pattern[2, 2, :, 4]) * 255)).tolist()
+    assert coloured(page, seen) == seen
 
 
 def test_search_finds_words_across_tokens(visit, tiny_page):
@@ -186,8 +200,8 @@ def test_search_finds_words_across_tokens(visit, tiny_page):
     assert page.locator("#found").inner_text() == "2 found"
     for number, start in enumerate([*starts, starts[0]]):
         page.keyboard.press("Enter")
-        assert page.locator("#strip .here").get_attribute("data-place") == str(start)
-        assert page.locator("#found").inner_text() == f"{number % 2 + 1} of 2 found"
+        expect(page.locator("#strip .here")).to_have_attribute("data-place", str(start))
+        expect(page.locator("#found")).to_have_text(f"{number % 2 + 1} of 2 found")
     page.locator("#find").fill("zebra")
     assert page.locator("#found").inner_text() == "0 found"
     assert page.locator("#next").is_disabled()
@@ -197,9 +211,8 @@ def test_a_link_brings_the_same_view(visit, tiny_page):
     path, pattern, _, _ = tiny_page
     link = "head=L1H1&compare=L2H2&map=induction&q=9&k=4&lock=1&find=cat&theme=dark&top=0.5"
     page = visit(path, link)
-    page.wait_for_selector("#canvases canvas:nth-of-type(1)")
-    assert page.locator("#canvases canvas").count() == 3
-    shown = told(page)
+    expect(page.locator("#canvases canvas")).to_have_count(3)
+    shown = told(page, 9, 4)
     assert abs(shown["L1H1"] - pattern[1, 1, 9, 4]) <= BYTE
     assert abs(shown["L2H2"] - pattern[2, 2, 9, 4]) <= BYTE
     apart = pattern[1, 1, 9, 4] - pattern[2, 2, 9, 4]
@@ -207,31 +220,38 @@ def test_a_link_brings_the_same_view(visit, tiny_page):
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
     assert page.locator("#map").input_value() != "0"
     page.reload()
-    assert told(page) == shown
+    assert told(page, 9, 4) == shown
 
 
-@pytest.mark.parametrize(
-    "link", ["head=L99H0", "q=1e9&k=-7", "view=3", "%ZZ=%E0", "top=7", "x=<b>"]
-)
+STRANGE = ["head=L99H0", "q=1e9&k=-7", "view=3", "%ZZ=%E0", "top=7", "x=<b>"] + [
+    f"{name}={word}"
+    for name in ("top", "mean", "map", "head", "view", "q", "direction", "theme")
+    for word in ("constructor", "__proto__")
+]
+
+
+@pytest.mark.parametrize("link", STRANGE)
 def test_a_link_to_what_is_not_there_is_told(visit, tiny_page, link):
     path, _, _, _ = tiny_page
     page = visit(path, link)
-    page.wait_for_selector("#canvases canvas")
-    if link != "view=3":
-        assert "does not have" in page.locator("#status").inner_text()
-    assert page.locator("#canvases canvas").count() == 1
+    expect(page.locator("#canvases canvas")).to_have_count(1)
+    expect(page.locator("#status")).to_contain_text("does not have")
     assert page.locator("#status b").count() == 0
 
 
 def test_means_over_heads(visit, tiny_page):
     path, pattern, _, _ = tiny_page
     page = visit(path, "head=L2H2&mean=layer&q=9&k=4&lock=1")
-    page.wait_for_selector("#canvases canvas")
-    shown = told(page)
-    assert abs(shown["mean of 8 heads of layer 2"] - pattern[2, :, 9, 4].mean()) <= BYTE
+    expect(page.locator("figcaption")).to_contain_text("mean of 8 heads of layer 2")
+    shown = told(page, 9, 4)
+    assert abs(shown["mean of 8 heads of layer 2"] - pattern[2, :, 9, 4].mean()) <= MEAN
     page.select_option("#mean", "all")
-    page.wait_for_function("document.querySelector('figcaption').textContent.includes('32')")
-    assert abs(told(page)["mean of 32 heads"] - pattern[:, :, 9, 4].mean()) <= BYTE
+    expect(page.locator("figcaption")).to_contain_text("mean of 32 heads")
+    assert abs(told(page, 9, 4)["mean of 32 heads"] - pattern[:, :, 9, 4].mean()) <= MEAN
+    page.locator("#compare").fill("L1H1")  # which of one head makes sense alone
+    page.locator("#compare").press("Tab")
+    expect(page.locator("#canvases canvas")).to_have_count(3)
+    assert page.locator("#mean").input_value() == "head"
 
 
 def test_the_keyboard_reaches_everything(visit, tiny_page):
@@ -250,12 +270,17 @@ def test_the_keyboard_reaches_everything(visit, tiny_page):
     for key in ["ArrowDown"] * 9 + ["ArrowRight"] * 4:
         page.keyboard.press(key)
     page.keyboard.press("Enter")
+    assert abs(told(page, 9, 4)["L2H2"] - pattern[2, 2, 9, 4]) <= BYTE
     assert "(locked)" in page.locator("#readout").inner_text()
-    assert abs(told(page)["L2H2"] - pattern[2, 2, 9, 4]) <= BYTE
     page.keyboard.press("]")
+    expect(page.locator("figcaption")).to_contain_text("L2H3")
+    assert page.evaluate("document.activeElement.tagName") == "CANVAS"
     assert address(page)["head"] == "L2H3"
     page.keyboard.press("?")
     assert page.locator("#help").is_visible()
+    page.locator("#shortcuts").uncheck()
+    page.keyboard.press("]")
+    assert address(page)["head"] == "L2H3"
 
 
 def test_a_wrong_head_in_the_box_is_refused(visit, tiny_page):
@@ -267,19 +292,93 @@ def test_a_wrong_head_in_the_box_is_refused(visit, tiny_page):
     assert page.locator("#head").input_value() == "L0H0"
     page.locator("#compare").fill("l1h1")
     page.locator("#compare").press("Tab")
-    page.wait_for_function("document.querySelectorAll('#canvases canvas').length === 3")
+    expect(page.locator("#canvases canvas")).to_have_count(3)
     assert page.locator("#compare").input_value() == "L1H1"
+
+
+def test_what_somebody_writes_stays_while_the_pointer_moves(visit, tiny_page):
+    path, _, _, _ = tiny_page
+    page = visit(path, "head=L2H2")
+    expect(page.locator("#canvases canvas")).to_have_count(1)
+    page.locator("#head").fill("L1")
+    page.mouse.move(*cell_centre(page, 9, 4))
+    expect(page.locator("#readout")).to_contain_text("query 9")
+    assert page.locator("#head").input_value() == "L1"
+
+
+def test_a_locked_cell_keeps_its_query_when_the_direction_turns(visit, tiny_page):
+    path, pattern, _, _ = tiny_page
+    page = visit(path, "head=L2H2&q=9&k=4&lock=1")
+    expect(page.locator("#strip .here")).to_have_attribute("data-place", "9")
+    page.keyboard.press("d")
+    expect(page.locator("#strip .here")).to_have_attribute("data-place", "4")
+    assert abs(told(page, 9, 4)["L2H2"] - pattern[2, 2, 9, 4]) <= BYTE
+
+
+def test_another_head_while_a_token_is_locked_tells_its_own_weight(visit, tiny_page):
+    path, pattern, _, _ = tiny_page
+    page = visit(path, "head=L2H2")
+    page.locator("#t9").click()
+    page.locator("#t4").hover()
+    for head in ("L2H3", "L2H4"):
+        page.keyboard.press("]")
+        expect(page.locator("#readout")).to_contain_text(f"{head}: query 9 ")
+        last = float(page.locator("#readout").inner_text().split(": ")[-1].split()[0])
+        assert abs(last - pattern[2, int(head[3]), 9, 4]) <= BYTE
+
+
+def test_a_narrow_window_and_a_dense_screen(visit, tiny_page):
+    path, pattern, _, _ = tiny_page
+    page = visit(path, "head=L2H2", device_scale_factor=1.5)
+    page.set_viewport_size({"width": 320, "height": 800})
+    expect(page.locator("#canvases canvas")).to_have_count(1)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    page.set_viewport_size({"width": 1300, "height": 1000})
+    page.mouse.move(*cell_centre(page, 9, 4))
+    assert abs(told(page, 9, 4)["L2H2"] - pattern[2, 2, 9, 4]) <= BYTE
+
+
+def test_keys_outside_of_a_window_are_masked(visit, tiny, tmp_path):
+    model, ids = tiny("mistral"), torch.arange(30)[None] % 90
+    ha.explore(model, None, ids).save(tmp_path / "window.html")
+    page = visit(tmp_path / "window.html", "q=20&k=12&lock=1")
+    expect(page.locator("#readout")).to_contain_text("masked")
+    true = ha.capture(model, None, ids, names_filter="pattern")["pattern", 0][0, 0, 20, 13]
+    page = visit(tmp_path / "window.html", "q=20&k=13&lock=1")
+    assert abs(told(page, 20, 13)["L0H0"] - true) <= BYTE
+
+
+def test_words_are_found_in_pieces_of_words(visit, tmp_path):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from headatlas.interp.explorer.explorer import make_explorer
+    from headatlas.interp.explorer.facts import Facts
+    from headatlas.interp.explorer.read import read_patterns
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=1)).eval()
+    found = read_patterns(model, None, torch.tensor([[1, 2, 3, 4]]))
+    tokens = replace(found, tokens=("the", "cat", "##s", "sat"))
+    heads = tuple(data.head for data in found.heads)
+    page = visit(make_explorer(Facts("pieces"), tokens, heads).save(tmp_path / "pieces.html"))
+    for text, count in (("the cats", 1), ("cats", 1), ("cats at", 0), ("s sat", 1), ("cat s", 0)):
+        page.locator("#find").fill(text)
+        expect(page.locator("#found")).to_have_text(f"{count} found")
 
 
 def test_a_long_text_shows_the_largest_weights(visit, long_page):
     path, pattern = long_page
-    page = visit(path, "head=L1H0&q=500&k=100&lock=1")
-    page.wait_for_selector("#canvases canvas")
+    page = visit(path, "head=L1H0&compare=L1H1&q=500&k=100&lock=1")
+    expect(page.locator("#canvases canvas")).to_have_count(3)
     cell = 6  # 700 tokens in at most 128 cells
     rows, keys = (slice(at // cell * cell, at // cell * cell + cell) for at in (500, 100))
-    assert abs(told(page)["L1H0"] - pattern[1, 0, rows, keys].max()) <= BYTE
+    shown = told(page, 500, 100)
+    largest = pattern[1, :, rows, keys].max(axis=(1, 2))
+    assert abs(shown["L1H0"] - largest[0]) <= BYTE
+    assert abs(shown["L1H0 minus L1H1"] - (largest[0] - largest[1])) <= 2 * BYTE
+    assert "difference of the largest weight" in page.locator("#readout").inner_text()
+    page = visit(path, "head=L1H0")
     page.locator("#t500").click()
-    page.locator("#t500").click()
+    expect(page.locator("#lists strong").first).to_contain_text("500 ")
     lines = page.locator("#lists > div").nth(0).locator("li").all_inner_texts()
     shown = {int(line.split()[1]): float(line.split()[0]) for line in lines}
     assert set(shown) == set(np.argsort(-pattern[1, 0, 500])[:4].tolist())
@@ -288,19 +387,25 @@ def test_a_long_text_shows_the_largest_weights(visit, long_page):
     queries = [q for q in range(700) if 500 in strongest[q] and q >= 500]
     queries.sort(key=lambda q: -pattern[1, 0, q, 500])
     assert [int(line.split()[1]) for line in inverse] == queries[:8]
+    title = page.locator("#lists strong").nth(1).inner_text()
+    assert (f"of {len(queries)} queries, the strongest 8 of them" in title) == (len(queries) > 8)
 
 
-def test_a_window_is_exact(visit, long_page):
+def test_a_window_has_all_weights(visit, long_page):
     path, pattern = long_page
     page = visit(path, "head=L1H0&view=0&q=610&k=105&lock=1")
-    page.wait_for_selector("#canvases canvas")
-    assert abs(told(page)["L1H0, exact"] - pattern[1, 0, 610, 105]) <= BYTE
+    shown = told(page, 610, 105)
+    assert abs(shown["L1H0, all weights"] - pattern[1, 0, 610, 105]) <= BYTE
+    page.locator("#t150").hover()
+    expect(page.locator("#readout")).to_contain_text("key 150 ")
+    last = float(page.locator("#readout").inner_text().split(": ")[-1].split()[0])
+    assert abs(last - pattern[1, 0, 610, 150]) <= BYTE
     options = page.locator("#view option").all_inner_texts()
     assert options == ["overview", "queries 600:660, keys 100:180", "queries 0:64, keys 0:64"]
     page.select_option("#view", "-1")
-    page.wait_for_function("document.querySelector('figcaption').textContent.includes('cell')")
+    expect(page.locator("figcaption")).to_contain_text("cell")
     page.locator('#heads button[aria-label^="L0H1:"]').click()
-    page.wait_for_function("document.querySelectorAll('#view option').length === 2")
+    expect(page.locator("#view option")).to_have_count(2)
 
 
 def test_a_page_of_an_atlas_alone(visit, tiny_page, tmp_path):
@@ -318,7 +423,7 @@ def test_the_frame_of_a_notebook(visit, tiny_page, tmp_path):
     page = visit(tmp_path / "notebook.html")
     inside = page.frame_locator("iframe")
     inside.locator("#t3").click()
-    assert "(locked)" not in inside.locator("#card").inner_text()
+    expect(inside.locator("#lists strong").first).to_contain_text("3 ")
     assert inside.locator("#lists li").count() > 0
     assert page.locator("p").first.inner_text() == "above"
 

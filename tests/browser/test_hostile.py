@@ -47,7 +47,9 @@ def page_of(model, tokens, path):
         columns=tuple(shown),
     )
     heads = tuple(data.head for data in found.heads)
-    make_explorer(facts, Patterns(tuple(shown), found.cell, found.heads), heads).save(path)
+    make_explorer(facts, Patterns(tuple(shown), found.cell, found.heads, found.masks), heads).save(
+        path
+    )
     return shown
 
 
@@ -57,8 +59,9 @@ def check(page, shown):
     assert page.locator("#title").evaluate("(title) => title.textContent") == " ".join(shown)
     assert page.locator("img, iframe, script[src], b, a").count() == 0
     page.locator("#t0").click()
+    page.locator("#lists strong").first.wait_for()
     first = page.locator("#lists strong").first.evaluate("(element) => element.textContent")
-    assert first == f"0 “{shown[0]}” looks at"
+    assert first == f"0 “{shown[0]}” looks most at"
     assert page.locator("#card li").all_text_contents() == shown
 
 

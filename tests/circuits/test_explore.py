@@ -29,8 +29,8 @@ def test_the_page_says_what_the_atlas_says(atlas):
     row = atlas[strong]["induction"]
     assert maps["induction"]["values"][place] == pytest.approx(row["score"], abs=1e-5)
     assert maps["induction"]["grades"][place] == "strong"
-    assert maps["label"]["values"][place] in atlas[strong].labels
-    assert set(maps) >= {"text.entropy_nats", "text.first_position", "text.previous_token"}
+    assert maps[":label"]["values"][place] in atlas[strong].labels
+    assert set(maps) >= {":entropy_nats", ":first_position", ":previous_token"}
     kinds = [cells[0].split()[0] for cells in data["heads"][place]["rows"]]
     assert kinds == ["offset", "induction"]
 
@@ -44,8 +44,11 @@ def test_an_atlas_alone_has_no_patterns(atlas):
 def test_some_heads_of_a_model(atlas):
     model, tokenizer = ha.load("tiny")
     data, blocks = page_data(atlas.explore(model, tokenizer, "a cat", heads="L1H1").html)
-    assert [head["name"] for head in data["heads"]] == ["L1H1"]
-    assert list(blocks) == [0]
+    assert [head["name"] for head in data["heads"]] == [str(head) for head in atlas]
+    assert list(blocks) == [list(atlas).index(ha.HeadId.parse("L1H1"))]
+    data, blocks = page_data(ha.explore(model, tokenizer, "a cat", heads=["L1KV0", "L1H1"]).html)
+    assert [head["name"] for head in data["heads"]] == ["L1H0", "L1H1"]
+    assert list(blocks) == [0, 1]
 
 
 def test_effects_of_removal_get_maps(atlas):
@@ -55,7 +58,7 @@ def test_effects_of_removal_get_maps(atlas):
         for head in atlas.heads("induction")
     ]  # fmt: skip
     data, _ = page_data(atlas.with_table("causal", rows).explore().html)
-    own = next(own for own in data["maps"] if own["name"] == "removal.induction.mean")
+    own = next(own for own in data["maps"] if own["name"] == ":removal.induction.mean")
     assert own["signed"]
     assert sum(value == 0.25 for value in own["values"]) == len(rows)
 
@@ -76,6 +79,8 @@ def test_users_own_tables_and_hostile_words_stay_data(atlas):
         ({"text_or_ids": "a"}, "or an atlas alone"),
         ({"max_mib": 0}, "max_mib is a whole number of at least 1; got 0"),
         ({"max_mib": 2.5}, "got 2.5"),
+        ({"title": 5}, "title is a int"),
+        ({"title": "\ud83d"}, "lone surrogate"),
     ],
 )
 def test_what_makes_no_page_is_refused(as_users_call, options, part):
@@ -87,7 +92,7 @@ def test_a_model_without_a_text_or_with_another_atlas_is_refused(atlas, tiny):
     model, tokenizer = ha.load("tiny")
     with pytest.raises(ha.InputError, match="needs a text"):
         ha.explore(model, tokenizer)
-    with pytest.raises(ha.InputError, match="heads= or windows="):
+    with pytest.raises(ha.InputError, match="takes no options about them"):
         atlas.explore(heads="L0H0")
     with pytest.raises(ha.InputError, match="it is of another model"):
         ha.explore(tiny("gpt2"), None, torch.tensor([[1, 2]]), atlas=atlas)
@@ -117,8 +122,8 @@ def test_the_command_writes_a_page(command, tmp_path, atlas):
     assert done.status == 0, done.error
     size = (tmp_path / "page.html").stat().st_size / 2**20
     assert f"{size:.2f} MiB of at most 25" in done.out
-    data, _ = page_data((tmp_path / "page.html").read_text("utf-8"))
-    assert [head["name"] for head in data["heads"]] == ["L1H1", "L2H2"]
+    data, blocks = page_data((tmp_path / "page.html").read_text("utf-8"))
+    assert [data["heads"][number]["name"] for number in blocks] == ["L1H1", "L2H2"]
     assert data["columns"][0] == "kind"
 
 
@@ -140,12 +145,15 @@ def test_the_command_without_labels(command, tmp_path):
         (["--window", "L0H0"], "a window is written"),
         (["--atlas", "none.json"], "none.json"),
         (["--atlas", "none.json", "--no-labels"], "leave --atlas out"),
-        (["--no-labels", "--heads", "L9H9"], "L9H9"),
+        (["--heads", "L9H9"], "L9H9"),
+        (["--window", "all@0:9000,0:4"], "at most 8,192"),
+        (["--window", "all@0:4000,0:4"], "queries 0:4000, but the text has"),
         (["--max-mib", "0"], "max-mib"),
     ],
 )
 def test_the_command_refuses_in_one_line(command, tmp_path, monkeypatch, arguments, part):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("headatlas.circuits.classify.classify", None)  # it would take too long
     done = command("explore", *arguments)
     assert done.status == 2
     assert part in done.error

@@ -3,17 +3,18 @@ const SIDE = { most: 760, compared: 420, least: 200 }; // pixels of a pattern
 const LABELLED = 11; // from this many pixels per cell on every token has its label
 const ROOM = { labels: 104, numbers: 44 };
 const LETTER = 7; // pixels
+const LONGEST = 16000; // pixels of a canvas's side: browsers draw none of a longer one
 const panels = [];
 
-function scaleFor(shown) {
+function scaleFor(shown, several) {
   const width = byId("canvases").clientWidth;
-  const fits = state.compare >= 0 ? Math.min(SIDE.compared, width / 2 - ROOM.labels) : Math.min(SIDE.most, width - ROOM.labels);
+  const fits = several ? Math.min(SIDE.compared, width / 2 - ROOM.labels) : Math.min(SIDE.most, width - ROOM.labels);
   const most = Math.max(SIDE.least, fits);
   return Math.max(1, Math.min(28, Math.floor(most / Math.max(shown.height, shown.width))));
 }
 
-function makePanel(shown) {
-  const scale = scaleFor(shown);
+function makePanel(shown, several) {
+  const scale = scaleFor(shown, several);
   const labelled = shown.cell === 1 && scale >= LABELLED;
   const room = labelled ? labelRoom(shown) : ROOM.numbers;
   const canvas = make("canvas", {
@@ -35,13 +36,14 @@ function labelRoom({ first, height, width }) {
 }
 
 function caption(shown) {
-  const part = shown.cell > 1 ? `, the largest weight of each ${shown.cell} × ${shown.cell} cell` : "";
-  return `${shown.title}${part}. Query (destination) down, key (source) across.`;
+  return `${shown.title}${shown.of ? `: ${shown.of}` : ""}. Query (destination) down, key (source) across.`;
 }
 
-function sizeCanvas({ shown, scale, room, canvas }) {
-  const dense = window.devicePixelRatio || 1;
+function sizeCanvas(panel) {
+  const { shown, scale, room, canvas } = panel;
   const [width, height] = [room + shown.width * scale + 2, room + shown.height * scale + 2];
+  const dense = Math.min(window.devicePixelRatio || 1, LONGEST / Math.max(width, height));
+  panel.dense = dense;
   canvas.width = Math.round(width * dense);
   canvas.height = Math.round(height * dense);
   canvas.style.width = `${width}px`;
@@ -71,9 +73,8 @@ function paint(shown) {
   return picture;
 }
 
-function drawPanel({ shown, scale, room, labelled, canvas, picture }) {
+function drawPanel({ shown, scale, room, labelled, canvas, picture, dense }) {
   const pen = canvas.getContext("2d");
-  const dense = window.devicePixelRatio || 1;
   pen.setTransform(dense, 0, 0, dense, 0, 0);
   pen.clearRect(0, 0, canvas.width, canvas.height);
   pen.imageSmoothingEnabled = false;
@@ -166,27 +167,49 @@ function listenToPanel(panel) {
 }
 
 let turn = 0;
+let views = [];
 
 // a later call wins: a head that was slow to inflate must not draw over the one after it
 async function showViews() {
-  if (!drawn.includes(state.head)) {
-    panels.length = 0;
-    fill(byId("canvases"), []);
-    return showReadout();
-  }
   turn += 1;
   const mine = turn;
-  const views = await currentViews();
+  let found = [];
+  if (drawn.includes(state.head)) {
+    try {
+      found = await currentViews(() => mine === turn);
+    } catch (error) {
+      say(`This browser could not unpack the pattern (${error.name}); a newer one can.`);
+      found = [];
+    }
+  }
   if (mine !== turn) return;
+  views = found;
+  showPanels();
+}
+
+// the views at hand, at the size that there is room for
+function showPanels() {
+  const focused = panels.findIndex((panel) => panel.canvas === document.activeElement);
   panels.length = 0;
-  panels.push(...views.map(makePanel));
-  panels.forEach(drawPanel);
+  panels.push(...views.map((shown) => makePanel(shown, views.length > 1)));
   fill(byId("canvases"), panels.map((panel) => panel.figure));
+  if (focused >= 0) panels[Math.min(focused, panels.length - 1)]?.canvas.focus({ preventScroll: true });
   showReadout();
+}
+
+// another window, screen or magnification
+function watchSize() {
+  let last = [window.innerWidth, window.devicePixelRatio].join();
+  window.addEventListener("resize", () => {
+    const size = [window.innerWidth, window.devicePixelRatio].join();
+    if (size !== last) showPanels();
+    last = size;
+  });
 }
 
 function showReadout() {
   panels.forEach(drawPanel);
+  if (state.lock && over >= 0) return tellPair();
   const { q, k } = state;
   const lines = [];
   if (q >= 0 && k >= 0 && panels.length) {
@@ -194,4 +217,5 @@ function showReadout() {
     lines.push(...panels.map(({ shown }) => describeCell(shown, q, k)));
   }
   byId("readout").textContent = lines.join("\n");
+  return undefined;
 }

@@ -9,7 +9,7 @@ function buildHeadMap() {
   const every = Math.max(1, Math.ceil(16 / size));
   const numbers = Array.from({ length: width }, (_, head) => {
     const cell = make("span", { text: head % every ? "" : String(head) });
-    cell.style.width = `${size}px`;
+    cell.style.width = `${size + 1}px`;
     return cell;
   });
   const top = make("div", { className: "layer numbers", "aria-hidden": "true" }, [
@@ -116,7 +116,15 @@ function markHeads(focus = false) {
     button.tabIndex = chosen ? 0 : -1;
     button.classList.toggle("compared", index === state.compare);
     if (chosen && focus) button.focus();
+    if (chosen) scrollTo(byId("heads"), button);
   }
+}
+
+// scrolls the box alone, where the page's own scrolling would jump
+function scrollTo(box, element) {
+  const [inner, outer] = [element.getBoundingClientRect(), box.getBoundingClientRect()];
+  if (inner.top < outer.top) box.scrollTop -= outer.top - inner.top + 8;
+  else if (inner.bottom > outer.bottom) box.scrollTop += inner.bottom - outer.bottom + 8;
 }
 
 // the nearest head in a direction of the map, past gaps

@@ -9,19 +9,27 @@ function fillControls() {
 }
 
 function showControls() {
-  byId("head").value = HEADS[state.head]?.name ?? "";
-  byId("compare").value = HEADS[state.compare]?.name ?? "";
+  keep("head", HEADS[state.head]?.name ?? "");
+  keep("compare", HEADS[state.compare]?.name ?? "");
+  keep("find", state.find);
   byId("map").value = String(state.map);
   byId("mean").value = state.mean;
   byId("top").value = String(state.top);
-  if (document.activeElement !== byId("find")) byId("find").value = state.find;
   for (const radio of document.getElementsByName("direction")) radio.checked = radio.value === state.direction;
   byId("unlock").hidden = !state.lock;
+  byId("view").value = String(state.view);
+}
+
+// what somebody is writing stays
+function keep(id, value) {
+  if (document.activeElement !== byId(id)) byId(id).value = value;
+}
+
+function showParts() {
   const windows = HEADS[state.head]?.windows ?? [];
   byId("view-label").hidden = !windows.length;
   fill(byId("view"), [option(-1, "overview"), ...windows.map(({ rows, keys }, place) =>
     option(place, `queries ${rows.join(":")}, keys ${keys.join(":")}`))]);
-  byId("view").value = String(state.view);
 }
 
 function showTheme() {
@@ -34,7 +42,13 @@ function showTheme() {
 }
 
 const unlock = () => update({ lock: false, q: -1, k: -1 });
-const flip = () => update({ direction: state.direction === "out" ? "in" : "out", q: state.k, k: state.q });
+
+// of a cell the other token is looked at; of a token alone, the same one from the other side
+function flip() {
+  const cell = state.q >= 0 && state.k >= 0;
+  const turned = cell ? {} : { q: state.k, k: state.q };
+  update({ direction: state.direction === "out" ? "in" : "out", ...turned });
+}
 
 function toggleHelp() {
   byId("help").hidden = !byId("help").hidden;
@@ -47,18 +61,19 @@ function readHeadInput(input, name) {
   const index = aDrawnHead(text);
   if (index === undefined) {
     say(`“${text.slice(0, 40)}” is no head of this page; write ${HEADS[drawn[0]].name}, say.`);
-    return showControls();
+    input.value = HEADS[state[name]]?.name ?? "";
+    return undefined;
   }
   say("");
-  return update(name === "head" ? { head: index, view: -1 } : { compare: index, view: -1, mean: "head" });
+  return update(name === "head" ? { head: index, view: -1 } : { compare: index });
 }
 
 function listenToControls() {
   byId("head").addEventListener("change", (event) => readHeadInput(event.target, "head"));
   byId("compare").addEventListener("change", (event) => readHeadInput(event.target, "compare"));
   byId("map").addEventListener("change", (event) => update({ map: Number(event.target.value) }));
-  byId("mean").addEventListener("change", (event) => update({ mean: event.target.value, view: -1 }));
-  byId("view").addEventListener("change", (event) => update({ view: Number(event.target.value), compare: -1, mean: "head" }));
+  byId("mean").addEventListener("change", (event) => update({ mean: event.target.value }));
+  byId("view").addEventListener("change", (event) => update({ view: Number(event.target.value) }));
   byId("top").addEventListener("change", (event) => update({ top: Number(event.target.value) }));
   byId("find").addEventListener("input", (event) => update({ find: event.target.value.slice(0, 200) }));
   byId("find").addEventListener("keydown", (event) => event.key === "Enter" && nextMatch());
@@ -68,6 +83,8 @@ function listenToControls() {
   byId("theme-button").addEventListener("click", () => update({ theme: theme() === "dark" ? "light" : "dark" }));
   for (const radio of document.getElementsByName("direction")) radio.addEventListener("change", flip);
   window.addEventListener("hashchange", followAddress);
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", showTheme);
+  watchSize();
   document.addEventListener("keydown", pressed);
 }
 
@@ -78,7 +95,7 @@ function pressed(event) {
     return unlock();
   }
   const writing = event.target.matches?.("input:not([type=radio]), select, textarea");
-  if (writing) return;
+  if (writing || !byId("shortcuts").checked) return;
   const act = {
     "?": toggleHelp,
     "/": () => byId("find").focus(),
@@ -107,6 +124,7 @@ listenToStrip();
 listenToControls();
 watch(["head", "compare"], () => markHeads());
 watch(["head"], showCard);
+watch(["head"], showParts);
 watch(["map"], colourHeads);
 watch(["head", "compare", "mean", "view", "top"], showViews);
 watch(["q", "k", "lock"], showReadout);
@@ -117,6 +135,7 @@ watch(Object.keys(START), showControls);
 watch(["theme"], showTheme);
 markHeads();
 showCard();
+showParts();
 showControls();
 showTheme();
 followAddress();

@@ -1,5 +1,8 @@
 // Places of the text that hold what is searched for, whatever its case and wherever tokens end.
-const LOWER = PAGE.tokens.map((text) => text.toLowerCase());
+const PIECES = PAGE.tokens.some((text) => text.startsWith("##")); // WordPiece writes no blanks
+const plain = (text) => text.toLowerCase().replaceAll(/[·⏎]/g, " ");
+const LOWER = PAGE.tokens.map((text) =>
+  PIECES ? (text.startsWith("##") ? plain(text.slice(2)) : ` ${plain(text)}`) : plain(text));
 const STARTS = [];
 LOWER.reduce((start, text, place) => {
   STARTS[place] = start;
@@ -21,7 +24,7 @@ function tokenAt(character) {
 
 function findTokens() {
   for (const span of byId("strip").querySelectorAll(".match")) span.classList.remove("match");
-  const wanted = state.find.toLowerCase().replaceAll(" ", "·");
+  const wanted = plain(state.find);
   const found = new Set();
   for (let at = wanted ? WHOLE.indexOf(wanted) : -1; at >= 0; at = WHOLE.indexOf(wanted, at + wanted.length)) {
     const [first, last] = [tokenAt(at), tokenAt(at + wanted.length - 1)];

@@ -11,13 +11,25 @@ function watch(names, act) {
 }
 
 function update(changes) {
-  const changed = Object.keys(changes).filter((name) => state[name] !== changes[name]);
+  const next = sensible({ ...state, ...changes }, changes);
+  const changed = Object.keys(START).filter((name) => state[name] !== next[name]);
   if (!changed.length) return;
-  Object.assign(state, changes);
+  Object.assign(state, next);
   for (const { names, act } of watchers) {
     if (names.some((name) => changed.includes(name))) act();
   }
   keepAddress();
+}
+
+// a mean, a part and a comparison exclude one another: what was asked for last holds
+function sensible(next, changes) {
+  const last = ["compare", "view"].find((name) => (changes[name] ?? -1) >= 0);
+  if (last || changes.mean === "head") next.mean = last ? "head" : next.mean;
+  if (next.mean !== "head") next.compare = next.view = -1;
+  if (last === "compare") next.view = -1;
+  if (next.view >= 0) next.compare = -1;
+  if (next.q < 0 && next.k < 0) next.lock = false;
+  return next;
 }
 
 const WRITTEN = {
@@ -27,14 +39,18 @@ const WRITTEN = {
   lock: (value) => (value ? "1" : ""),
 };
 
+let lastAddress = "#";
+
 function keepAddress() {
   const words = new URLSearchParams();
   for (const [name, value] of Object.entries(state)) {
     const fleeting = (name === "q" || name === "k") && !state.lock;
     if (value !== START[name] && !fleeting) words.set(name, (WRITTEN[name] ?? String)(value));
   }
+  if (`#${words}` === lastAddress) return;
+  lastAddress = `#${words}`;
   try {
-    history.replaceState(null, "", `#${words}`);
+    history.replaceState(null, "", lastAddress);
   } catch {
     // a frame in a notebook has no address of its own
   }
@@ -62,7 +78,7 @@ const READ = {
   k: whole(-1, N - 1),
   lock: (text) => text === "1",
   direction: oneOf("out", "in"),
-  top: (text) => ({ 1: 1, 0.5: 0.5, 0.2: 0.2, 0.1: 0.1, 0.05: 0.05 })[text],
+  top: (text) => (["1", "0.5", "0.2", "0.1", "0.05"].includes(text) ? Number(text) : undefined),
   find: (text) => text.slice(0, 200),
   theme: oneOf("light", "dark"),
 };
@@ -76,7 +92,10 @@ function followAddress() {
     if (value === undefined) strange.push(`${name}=${text}`);
     else wanted[name] = value;
   }
-  if (wanted.view >= (HEADS[wanted.head]?.windows?.length ?? 0)) wanted.view = -1;
+  if (wanted.view >= (HEADS[wanted.head]?.windows?.length ?? 0)) {
+    strange.push(`view=${wanted.view}`);
+    wanted.view = -1;
+  }
   update(wanted);
   say(strange.length ? `The address asks for what this page does not have: ${strange.join(", ").slice(0, 200)}.` : "");
 }

@@ -1,49 +1,69 @@
-// Parts of patterns to draw: {title, first: [query, key], cell, height, width, values, signed}.
-// values are weights, row by row; a cell stands for `cell` queries and as many keys.
-const side = Math.ceil(N / PAGE.cell);
+// Parts of patterns to draw: {title, of, first: [query, key], cell, height, width, values, signed,
+// masks}. values are weights, row by row; a cell stands for `cell` queries and as many keys.
+const POOLED = PAGE.cell > 1;
+const LARGEST = POOLED ? `the largest weight of each ${PAGE.cell} × ${PAGE.cell} cell` : "";
 
-async function wholeView(index) {
-  const { cells } = await load(index);
-  return view(HEADS[index].name, [0, 0], PAGE.cell, [side, side], Float32Array.from(cells, unit), index);
+function view(title, index, values, rest = {}) {
+  return {
+    title, values, of: LARGEST, first: [0, 0], cell: PAGE.cell, height: side, width: side,
+    signed: false, masks: [HEADS[index].mask], ...rest,
+  };
 }
 
-const unit = (byte) => byte / 255;
-
-function view(title, first, cell, [height, width], values, index, signed = false) {
-  return { title, first, cell, height, width, values, signed, causal: HEADS[index].causal };
+async function wholeView(index) {
+  return view(HEADS[index].name, index, (await load(index)).cells);
 }
 
 async function windowView(index, place) {
   const { windows } = await load(index);
   const { rows, keys } = HEADS[index].windows[place];
-  const size = [rows[1] - rows[0], keys[1] - keys[0]];
-  return view(`${HEADS[index].name}, exact`, [rows[0], keys[0]], 1, size, Float32Array.from(windows[place], unit), index);
+  return view(`${HEADS[index].name}, all weights`, index, windows[place], {
+    of: "", first: [rows[0], keys[0]], cell: 1, height: rows[1] - rows[0], width: keys[1] - keys[0],
+  });
 }
 
-async function meanView(indices, title) {
+let lastMean = { name: "" };
+
+// `wanted` says whether it is still asked for: many heads take their time
+async function meanView(indices, title, wanted) {
+  if (lastMean.name === title) return lastMean.view;
   const sum = new Float32Array(side * side);
+  let done = 0;
   for (const index of indices) {
-    const { cells } = await load(index);
+    const cells = await loadCells(index);
+    if (!wanted()) return undefined;
     for (let i = 0; i < sum.length; i += 1) sum[i] += cells[i];
+    done += 1;
+    if (done % KEPT === 0) say(`${done} of ${indices.length} heads …`);
   }
-  for (let i = 0; i < sum.length; i += 1) sum[i] /= 255 * indices.length;
-  const blank = indices.every((index) => HEADS[index].causal);
-  return { ...view(title, [0, 0], PAGE.cell, [side, side], sum, indices[0]), causal: blank };
+  if (done >= KEPT) say("");
+  for (let i = 0; i < sum.length; i += 1) sum[i] /= indices.length;
+  const masks = [...new Set(indices.map((index) => HEADS[index].mask))];
+  const of = POOLED ? `the mean of ${LARGEST}` : "";
+  lastMean = { name: title, view: view(title, indices[0], sum, { of, masks }) };
+  return lastMean.view;
 }
 
 function difference(one, other) {
-  const values = one.values.map((value, i) => value - other.values[i]);
-  return { ...one, title: `${one.title} minus ${other.title}`, values, signed: true };
+  return {
+    ...one,
+    title: `${one.title} minus ${other.title}`,
+    of: POOLED ? `the difference of ${LARGEST}` : "",
+    values: one.values.map((value, i) => value - other.values[i]),
+    signed: true,
+    masks: [...new Set([...one.masks, ...other.masks])],
+  };
 }
 
+const heads = (n) => `${n} head${n === 1 ? "" : "s"}`;
+
 // the views of the present state, in the order in which they are drawn
-async function currentViews() {
+async function currentViews(wanted) {
   const { head, compare, mean } = state;
-  if (mean === "all") return [await meanView(drawn, `mean of ${drawn.length} heads`)];
+  if (mean === "all") return [await meanView(drawn, `mean of ${heads(drawn.length)}`, wanted)];
   if (mean === "layer") {
-    const { layer } = HEADS[head];
-    const own = drawn.filter((index) => HEADS[index].layer === layer);
-    return [await meanView(own, `mean of ${own.length} heads of layer ${layer}`)];
+    const own = drawn.filter((index) => HEADS[index].row === HEADS[head].row);
+    return [await meanView(own, `mean of ${heads(own.length)} of layer ${HEADS[head].layer}`, wanted)];
   }
   if (state.view >= 0) return [await windowView(head, state.view)];
   const one = await wholeView(head);
@@ -62,8 +82,12 @@ function placeIn(shown, q, k) {
 
 // whether no query of the cell sees a key of it
 function isBlank(shown, row, column) {
-  const lastQuery = Math.min(shown.first[0] + (row + 1) * shown.cell, N) - 1;
-  return shown.causal && shown.first[1] + column * shown.cell > lastQuery;
+  const [query, key] = [shown.first[0] + row * shown.cell, shown.first[1] + column * shown.cell];
+  const last = Math.min(query + shown.cell, N);
+  for (let at = query; at < last; at += 1) {
+    if (shown.masks.some((mask) => sees(mask, at, key, key + shown.cell))) return false;
+  }
+  return true;
 }
 
 const valueAt = (shown, { row, column }) => shown.values[row * shown.width + column];
@@ -74,5 +98,6 @@ function describeCell(shown, q, k) {
   if (isBlank(shown, place.row, place.column)) return `${shown.title}: masked`;
   const number = valueAt(shown, place);
   const sign = shown.signed && number > 0 ? "+" : "";
-  return `${shown.title}: ${shown.cell > 1 ? "at most " : ""}${sign}${number.toFixed(3)}`;
+  const of = shown.of ? `, ${shown.of.replace("each", "this")}` : "";
+  return `${shown.title}${of}: ${sign}${number.toFixed(3)}`;
 }

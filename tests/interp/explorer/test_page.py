@@ -31,8 +31,8 @@ def page_of(texts, n=1):
         cards={HEAD: Card(tuple(texts), " ".join(texts), (tuple(texts),))},
         columns=tuple(texts),
     )
-    data = HeadData(HEAD, True, ("eJwDAAAAAAE=",) * 3, (), (0.0, float("nan"), 1.0))
-    return facts, Patterns(tuple(texts * n), 1, (data,))
+    data = HeadData(HEAD, 0, ("eJwDAAAAAAE=",) * 3, (), (0.0, float("nan"), 1.0))
+    return facts, Patterns(tuple(texts * n), 1, (data,), (((0,), (1,)),))
 
 
 class Tags(HTMLParser):
@@ -99,8 +99,8 @@ def test_the_script_never_reads_html():
 def test_values_that_are_no_numbers_are_blank():
     source = "".join(page_parts(*page_of(["a"]), (HEAD,)))
     maps = {own["name"]: own["values"] for own in page_data(source)[0]["maps"]}
-    assert maps["text.first_position"] == [None]
-    assert maps["text.previous_token"] == [1.0]
+    assert maps[":first_position"] == [None]
+    assert maps[":previous_token"] == [1.0]
 
 
 def test_sizes_are_those_of_the_file(tmp_path):

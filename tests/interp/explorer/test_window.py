@@ -35,11 +35,20 @@ def test_forms(text, rows, keys, heads):
         ("L1@0:5", "a head is written"),
         ("all,L0H0@0:5", "a head is written"),
         ("all@0:4096", "16,777,216 weights per head"),
+        ("all@0:1,0:9000", "at most 8,192 queries or keys long"),
     ],
 )
 def test_other_forms_are_refused(text, part):
     with pytest.raises(InputError, match=part):
         Window.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys"), [((5, 3), (0, 1)), ((0, 1), (2, 2)), ((-3, 3), (0, 1)), ((0, 4096),) * 2]
+)
+def test_values_are_checked_like_texts(rows, keys):
+    with pytest.raises(InputError, match=r"START below STOP|weights per head"):
+        Window(rows, keys)
 
 
 def test_a_window_must_lie_in_the_text_and_name_heads_of_the_page():

@@ -23,10 +23,10 @@ def head_numbers(blocks, windows, n_tokens, cell):
         for block, w in zip(blocks[3:], windows, strict=True)
     ]
     return SimpleNamespace(
-        cells=inflated(blocks[0]).reshape(side, side) / 255,
+        cells=(inflated(blocks[0]).reshape(side, side) / 255) ** 2,
         keys=inflated(blocks[1], "<u2").reshape(n_tokens, STRONGEST),
         weights=inflated(blocks[2], "<u2").reshape(n_tokens, STRONGEST) / 65535,
-        windows=[window / 255 for window in exact],
+        windows=[(window / 255) ** 2 for window in exact],
     )
 
 
