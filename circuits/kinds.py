@@ -67,7 +67,7 @@ _BUILT_IN = (
     Kind(
         "first_position",
         "Mean weight on the first position of the document (the sink), over all rows but the "
-        "first.",
+        "first (in encoders over all).",
         _first_position,
         legacy=Legacy(
             "alpha64", "natural", 0.3, "mean A[t, 0] > 0.3 over the first 64 rows (sink metric)"
@@ -75,7 +75,8 @@ _BUILT_IN = (
     ),
     Kind(
         "current_token",
-        "Mean weight on the query's own position (A[i, i]), over all rows but the first.",
+        "Mean weight on the query's own position (A[i, i]), over all rows but the first (in "
+        "encoders over all).",
         lambda prompts: {"": (offset_labels(prompts, 0),)},
     ),
     Kind(
@@ -106,7 +107,7 @@ _BUILT_IN = (
     Kind(
         "delimiter",
         "Mean weight on punctuation, line breaks and separator tokens (the first position aside "
-        "where it is a BOS), over all rows but the first.",
+        "where it is a BOS), over all rows but the first (in encoders over all).",
         lambda prompts: {"": (delimiter_labels(prompts),)},
         null="profile",
         prompts=("natural",),

@@ -4,19 +4,18 @@ import doctest
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import headatlas as ha
-from headatlas.circuits.words.kinds import WORD_KINDS
-from headatlas.circuits.words.syntax import DIRECTIONS, VOITA_MARGIN, syntactic_kind
 
-from .bench import coverage
-from .conftest import FAMILIES
-from .test_readme import run_snippets
+from .test_readme import blocks, run_snippets
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -34,87 +33,15 @@ def one_line(text):
     return " ".join(text.split())
 
 
-KINDS = (DOCS / "kinds.md").read_text("utf-8")
-SECTIONS = dict(re.findall(r"^### `([^`]+)`\n(.*?)(?=^##|\Z)", KINDS, re.MULTILINE | re.DOTALL))
-NULLS = {"uniform": "every visible key alike", "profile": "the head's own habits of position"}
-
-
-class TestKinds:
-    """docs/kinds.md against the registry, word for word."""
-
-    def test_it_has_every_kind_and_no_other(self):
-        syntactic = [f"syntactic.RELATION.{way}" for way in DIRECTIONS]
-        assert list(SECTIONS) == [*ha.KINDS, *syntactic, *WORD_KINDS]
-
-    @pytest.mark.parametrize("name", list(SECTIONS))
-    def test_each_has_a_formula_and_a_source(self, name):
-        body = SECTIONS[name]
-        assert re.search(r"^    score = ", body, re.MULTILINE)
-        years = re.findall(r"([A-Z]\w+) (?:and \w+ )?(\d{4})", body.split("- Source:")[1])
-        references = one_line(KINDS.split("References:")[1])
-        for author, year in years:
-            assert re.search(rf"{author} (et al\. |and \w+ )?{year}", references), (author, year)
-        assert years
-
-    @pytest.mark.parametrize("kind", ha.KINDS.values(), ids=list(ha.KINDS))
-    def test_kinds_on_tokens(self, kind):
-        body = one_line(SECTIONS[kind.name])
-        assert body.startswith(kind.definition)
-        prompts = ", ".join(kind.prompts)
-        assert f"By chance: {NULLS[kind.null]}. Prompts: {prompts}." in body
-        legacy = kind.legacy.rule if kind.legacy else None
-        assert ("Legacy verdict:" in body) == (legacy is not None)
-        if legacy:
-            assert f"Legacy verdict: {legacy}." in body
-        assert ("Removal should harm:" in body) == (kind.behaviour is not None)
-        if kind.behaviour:
-            harmed = kind.behaviour.definition
-            assert f"Removal should harm: {harmed[0].lower()}{harmed[1:]}" in body
-
-    @pytest.mark.parametrize("way", DIRECTIONS)
-    def test_syntactic_kinds(self, way):
-        body = one_line(SECTIONS[f"syntactic.RELATION.{way}"])
-        assert body.startswith(syntactic_kind("nsubj", way).definition.replace("nsubj", "RELATION"))
-
-    def test_the_margin_of_syntactic_kinds(self):
-        assert f"Voita 2019: by {VOITA_MARGIN * 100:.0f} points" in one_line(KINDS)
-
-    @pytest.mark.parametrize("kind", WORD_KINDS.values(), ids=list(WORD_KINDS))
-    def test_other_kinds_between_words(self, kind):
-        body = one_line(SECTIONS[kind.name])
-        assert body.startswith(kind.definition)
-        assert re.findall(r"\(`(\w+)`\)", body) == list(kind.guesses)
-
-
-class TestCoverage:
-    PAGE = (DOCS / "coverage.md").read_text("utf-8")
-
-    @pytest.mark.parametrize("family", FAMILIES)
-    def test_the_table_has_every_family_as_it_is(self, family):
-        assert coverage.layout(family) in self.PAGE.splitlines()
-
-    @pytest.mark.parametrize(
-        ("family", "sort"), [("olmo2", "decoder"), ("bloom", "decoder"), ("mamba", "decoder")]
+def test_the_first_page_names_every_extra():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    (told,) = re.findall(
+        r"^Extras: (.*?)\. The", (DOCS / "index.md").read_text("utf-8"), re.M | re.S
     )
-    def test_the_sweep_says_what_comes_out(self, family, sort):
-        """Three families of the long table, tried again."""
-        found = coverage.tried(family, sort)
-        (line,) = [line for line in self.PAGE.splitlines() if f" {family}," in line]
-        assert found.outcome == ("hooked" if ", hooked (" in line else "refused")
-        assert found.outcome == "hooked" or f"refused: {coverage.reason(found.reason)} (" in line
-
-    def test_the_counts_add_up(self):
-        total, hooked, refused, not_tried = map(
-            int,
-            re.search(
-                r"(\d+) families, .*: (\d+) hooked .*, (\d+) refused, (\d+) not tried", self.PAGE
-            ).groups(),
-        )
-        assert total == hooked + refused + not_tried
-        listed = re.findall(r"^\| ([^|]*)\((\d+)\) \| (.*) \|$", self.PAGE, re.MULTILINE)
-        assert sum(int(count) for _, count, _ in listed) == total
-        for _, count, names in listed:
-            assert len(names.split(", ")) == int(count)
+    named = set(re.findall(r"`([a-z]+)`", told))
+    assert named == set(extras) - {"test", "docs"}  # those are the project's own
 
 
 def test_the_first_page_says_what_happens(tmp_path, monkeypatch):
@@ -124,6 +51,19 @@ def test_the_first_page_says_what_happens(tmp_path, monkeypatch):
     assert names["figure"].data
     assert (tmp_path / "explorer.html").stat().st_size > 10_000
     assert "causal" in names["atlas"].tables
+
+
+def test_the_first_page_names_commands_that_run(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    _, shell = blocks("sh", DOCS / "index.md")  # the first one installs
+    lines = [shlex.split(line, comments=True) for line in shell.splitlines()]
+    assert [line[:2] for line in lines] == [
+        ["headatlas", name] for name in ("classify", "plot", "ablate", "explore")
+    ]
+    for _, *arguments in lines:
+        done = command(*arguments)
+        assert done.status == 0, done.error
+    assert {path.name for path in tmp_path.iterdir()} == {"atlas.json", "pattern.html", "page.html"}
 
 
 class TestNavigation:
@@ -140,6 +80,15 @@ class TestNavigation:
         assert "font: false" in self.TEXT
         assert not re.search(r"https?://", self.TEXT)
 
+    def test_nothing_for_which_the_theme_would_ask_one(self, of_site):
+        """See `THEME_LOADS`: diagrams, and a repository's counts."""
+        assert len(of_site("offline_check").THEME_LOADS) == 3
+        assert not re.search(r"repo_url|mermaid|^  - offline", self.TEXT, re.MULTILINE)
+
+    def test_it_says_that_search_needs_a_server(self):
+        comment = one_line(self.TEXT.split("use_directory_urls")[0].replace("# ", ""))
+        assert "The search does not" in comment
+
 
 class TestOutsideResources:
     @pytest.mark.parametrize(
@@ -153,6 +102,8 @@ class TestOutsideResources:
             '<iframe srcdoc="&lt;script src=&quot;https://a.b/c.js&quot;&gt;&lt;/script&gt;">',
             "<style>@import 'https://a.b/c.css';</style>",
             '<p style="background: url(https://a.b/c.png)">',
+            '<script>load("https://a.b/c.js")</script>',
+            "<script type='module'>import x from '//a.b/c.js'</script>",
         ],
     )
     def test_are_found(self, of_site, page):
@@ -167,10 +118,50 @@ class TestOutsideResources:
             "<pre>&lt;script src=&quot;https://a.b/c.js&quot;&gt;</pre>",
             '<img src="data:image/png;base64,AAAA">',
             '<script type="application/json">{"x": "url(https://a.b)"}</script>',
+            '<script type="application/json">{"x": "https://a.b/c.js"}</script>',
+            "<script>// see https://a.b/c\nlet ns = 'http://www.w3.org/2000/svg'</script>",
         ],
     )
     def test_what_loads_nothing_is_not(self, of_site, page):
         assert of_site("offline_check").outside_resources(page) == []
+
+    @pytest.mark.parametrize(
+        "script",
+        [
+            'fetch("https://a.b/c.json")',
+            "import('//a.b/c.js')",
+            "s.src = `https://api.a.b/repos/${e}`",
+            'new WebSocket("wss://a.b")',
+        ],
+    )
+    def test_in_a_script(self, of_site, script):
+        assert len(of_site("offline_check").script_addresses(script)) == 1
+
+    @pytest.mark.parametrize(
+        "script", ["/* from https://a.b/c */", 'warn("see https://a.b/c.js")', 'x = "a//b"', "'//'"]
+    )
+    def test_what_a_script_only_says(self, of_site, script):
+        assert of_site("offline_check").script_addresses(script) == []
+
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [
+            ("page.html", '<script src="https://a.b/c.js"></script>'),
+            ("own.css", "@import 'https://a.b/c.css';"),
+            ("assets/own.js", 'fetch("https://a.b")'),
+            ("assets/own.js", 'load("https://unpkg.com/mermaid@11/x.js")'),  # not the theme's own
+            ("assets/javascripts/bundle.js", 'load("https://unpkg.com/other")'),
+        ],
+    )
+    def test_a_site_with_one_is_refused(self, of_site, tmp_path, name, content):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content, "utf-8")
+        hooks = pytest.importorskip("mkdocs") and of_site("hooks")
+        with pytest.raises(hooks.PluginError, match=re.escape(f"{name}: https://")):
+            hooks.on_post_build(config=SimpleNamespace(site_dir=str(tmp_path)))
+        file.write_text("", "utf-8")
+        hooks.on_post_build(config=SimpleNamespace(site_dir=str(tmp_path)))
 
 
 class TestNotebookPages:
@@ -211,6 +202,26 @@ class TestNotebookPages:
         assert not page.has_figures
         with pytest.raises(ValueError, match="shows no output of type error"):
             self.page(of_site, tmp_path, {"output_type": "error", "ename": "ValueError"})
+
+    @pytest.mark.parametrize(
+        ("trace", "layout"),
+        [
+            ({"type": "scattermap"}, {}),
+            ({"type": "choropleth"}, {}),
+            ({"type": "scattergeo"}, {}),
+            ({"type": "densitymapbox"}, {}),
+            ({"type": "image", "source": "https://a.b/c.png"}, {}),
+            ({"type": "bar"}, {"images": [{"source": "//a.b/c.png"}]}),
+        ],
+    )
+    def test_a_figure_that_asks_another_host_is_refused(self, of_site, tmp_path, trace, layout):
+        def shown(figure):
+            data = {"application/vnd.plotly.v1+json": figure}
+            return self.page(of_site, tmp_path, {"output_type": "display_data", "data": data})
+
+        with pytest.raises(ValueError, match="would ask other hosts"):
+            shown({"data": [trace], "layout": layout})
+        assert shown({"data": [{"type": "heatmap"}, {}], "layout": {}}).has_figures
 
     def test_a_lost_place_is_noticed(self, of_site, tmp_path):
         page = self.page(

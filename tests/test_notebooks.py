@@ -1,12 +1,14 @@
 """The notebooks: stripped in git, and run from top to bottom with the values that they tell."""
 
 import ast
+import base64
 import json
 import re
 import sys
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -64,6 +66,19 @@ class TestAsKeptInGit:
                 assert isinstance(last.value, ast.Call)
 
 
+def numbers(array):
+    """An array of a figure, which plotly writes as a list or as bytes."""
+    if not isinstance(array, dict):
+        return np.array(array, float)
+    found = np.frombuffer(base64.b64decode(array["bdata"]), array["dtype"]).astype(float)
+    return found.reshape([int(n) for n in str(array.get("shape", found.size)).split(",")])
+
+
+def column(table, name):
+    """A column of a table as numbers."""
+    return np.array(table[name], float)
+
+
 class Run:
     """What a notebook showed when it ran."""
 
@@ -93,8 +108,9 @@ class Run:
         raise AssertionError(f"no table with a column {with_column}")
 
     def matrices(self, figure):
-        """Each heat map of a figure as its trace."""
-        return [trace for trace in self.figures[figure]["data"] if trace["type"] == "heatmap"]
+        """Each heat map of a figure as an array."""
+        traces = self.figures[figure]["data"]
+        return [numbers(trace["z"]) for trace in traces if trace["type"] == "heatmap"]
 
 
 @cache
@@ -128,21 +144,58 @@ class TestRun:
             float(low) > 0.25 and float(expected) < 0.1
             for low, expected in zip(table["low"], table["expected"], strict=True)
         )
+        (shown,) = run.matrices(0)  # the map shows what its title says, the excess
+        excess = dict(zip(table["address"], column(table, "excess"), strict=True))
+        assert shown[2] == pytest.approx([excess[f"L2H{head}"] for head in range(8)], abs=6e-4)
+        (told,) = re.findall(r"previous_token: (L.*)", run.text)
+        assert {head[:2] for head in told.split()} == {"L0", "L1", "L3"}
         assert run.number(r"labels in 32 heads of random weights: (\d+)") == 0
         effects = run.table("evidence")
-        found = dict(zip(zip(effects["layer"], effects["head"], strict=True), effects["evidence"],
-                         strict=True))  # fmt: skip
-        assert found["1", "1"] == "pattern + causal"
-        assert found["0", "5"] == "pattern only"
+        rows = zip(*(effects[name] for name in ("kind", "layer", "head", "effect", "evidence")),
+                   strict=True)  # fmt: skip
+        rows = [(f"L{layer}H{head}", kind, float(e), found) for kind, layer, head, e, found in rows]
+        previous = {head: (e, found) for head, kind, e, found in rows if kind == "previous_token"}
+        assert sorted(previous) == told.split()
+        without = {head for head, (_, found) in previous.items() if found == "pattern only"}
+        assert len(previous) == 6
+        assert len(without) == 3
+        assert {"L0H5", "L3H2"} <= without
+        assert 0.4 < previous.pop("L1H1")[0] < 0.6
+        assert max(e for e, _ in previous.values()) < 0.05
+        assert {found for _, kind, _, found in rows if kind == "induction"} == {"pattern + causal"}
         assert "True 0" in run.text
         assert len(run.figures) == 2
 
     def test_02_attention_patterns(self):
         run = executed("02_attention_patterns")
         assert run.number(r"on the previous token: ([\d.]+)") > 0.9
+        found = re.findall(r"(L2H\d): ([\d.]+) on what followed before, ([\d.]+) on", run.text)
+        followed = {head: float(copied) for head, copied, _ in found}
+        sink = {head: float(first) for head, _, first in found}
+        assert followed["L2H7"] > 0.5
+        assert max(followed, key=followed.get) == "L2H7"
+        assert all(0.25 < followed[head] < 0.5 for head in ("L2H1", "L2H2"))
+        assert all(followed[f"L2H{head}"] < 0.25 for head in (0, 3, 4, 5, 6))
+        assert all(sink[head] >= 0.88 for head in ("L2H0", "L2H3", "L2H6"))
+        whole, without = (
+            run.number(rf"{before} ([\d.]+)")
+            for before in ("L2H7 on what followed before:", "without L1H1")
+        )
+        assert without < whole / 2
         assert run.number(r"largest change of a weight: ([\d.]+)") > 0.3
         assert len(run.figures) == 6
         assert len(run.matrices(1)) == 8
+        offsets = run.figures[3]
+        title = offsets["layout"]["xaxis"]["title"]["text"]
+        assert title == "offset (query position − key position)"
+        lines = {line["name"]: dict(zip(numbers(line["x"]), numbers(line["y"]), strict=True))
+                 for line in offsets["data"]}  # fmt: skip
+        assert lines["L1H1"][1] > 0.9
+        assert lines["L1H4"][0] + lines["L1H4"][1] > 0.9
+        assert max(lines["L2H7"], key=lines["L2H7"].get) == 12
+        statistics = run.table("sink_logit")
+        assert set(statistics["sink_logit"]) == {"NaN"}
+        assert column(statistics, "top_weight").min() > 0.5
         assert "entropy_nats" in "".join(run.html)
         assert "<iframe" in run.html[-1]
 
@@ -151,6 +204,27 @@ class TestRun:
         assert run.number(r"second copies loss [\d.]+ \+([\d.]+)") > 1
         sweep = run.table("second_copy_delta_loss_nats")
         assert sweep["head"][0] == "L1H1"
+        assert run.number(r"text +loss [\d.]+ \+([\d.]+)") > 1
+        assert not any(head.startswith("L2") for head in sweep["head"])
+        (copies,) = run.matrices(0)
+        assert 0.4 < copies[2].min() <= copies[2].max() < 1.1  # "about half a nat to a nat"
+        copies[1, 1] = 0
+        assert np.delete(copies, 2, axis=0).max() < 0.1
+        curve = run.table("sparsity")
+        rows = {}
+        names = ("delta_loss_nats", "delta_low", "delta_high", "second_copy_delta_loss_nats")
+        for i, method in enumerate(curve["method"]):
+            row = [float(curve[name][i]) for name in names]
+            rows.setdefault((method, float(curve["sparsity"][i])), []).append(row)
+        (michel, low, high, easier), *_ = rows["michel", 0.25]
+        gentlest = min(rows["random", 0.25])
+        assert gentlest[0] < michel
+        assert easier < 0
+        assert gentlest[3] > 1
+        assert michel < 0.5
+        assert gentlest[2] > low
+        (half, _, high, _), *_ = rows["michel", 0.5]
+        assert all(random[0] > half and random[1] < high for random in rows["random", 0.5])
         assert re.search(r"24 of 32 heads kept", run.text)
         assert run.number(r"to the masked model ([\d.e+-]+),") < 1e-3
         assert run.number(r"to the whole model ([\d.]+)") > 0.1
@@ -163,6 +237,12 @@ class TestRun:
         assert "what each head writes: True" in run.text
         assert "their sum is the output: True" in run.text
         assert run.number(r"absorbed − expanded: ([\d.e+-]+)") < 1e-5
+        softmax = run.table("unscaled")
+        for scaled, unscaled in [list(map(float, pair)) for pair in zip(
+            softmax["scaled"][3:], softmax["unscaled"][3:], strict=True
+        )]:  # fmt: skip
+            assert 0.1 * scaled < unscaled < 0.7 * scaled  # less gradient, not none
+        assert 0.7 < float(softmax["unscaled"][1]) < 0.97  # most of the weight, not one-hot
         cache = run.table("cache bytes per token")
         assert cache["kind"] == ["MHA", "GQA", "MQA"]
         assert cache["cache bytes per token"] == ["512", "128", "64"]
@@ -170,6 +250,8 @@ class TestRun:
         costs = run.table("bytes_per_token")
         assert costs["bytes_per_token"][:3] == ["2621440", "327680", "40960"]
         assert costs["bytes"][0] == "343597383680"
+        assert (costs["kind"][3], float(costs["numbers"][3])) == ("MLA", 4 * 128 + 64)
+        assert costs["own"] == ["True", "False", "False", "False"]
         assert run.number(r"up to N = ([\d,]+) tokens") == 16_384
         assert run.number(r"difference of a weight to the model's: ([\d.e+-]+)") < 1e-5
         assert len(run.figures) == 2
@@ -177,12 +259,21 @@ class TestRun:
     def test_06_your_own_kind_and_treebank(self):
         run = executed("06_your_own_kind_and_treebank")
         assert re.search(r"two_back +3 weak", run.text)
-        assert run.number(r"heads above 0\.4: (\d+)") >= 16
+        assert run.number(r"heads above 0\.4: (\d+)") == 32
+        assert run.number(r"median score ([\d.]+)") == pytest.approx(0.5, abs=0.05)
+        assert run.number(r"L1H4: score ([\d.]+)") > 0.7
         assert "labels: 0" in run.text
+        effects = run.table("evidence")
+        assert set(effects["evidence"]) == {"pattern only"}
+        assert (column(effects, "low") < 0).all()
+        assert (column(effects, "high") > 0).all()
         assert re.search(r"cat +nsubj +sat", run.text)
         assert "[(10, (9,))]" in run.text
         assert "syntactic.det.to_dependent   none" in run.text
+        assert re.search(r"too few instances to judge: .*nsubj\.to_head", run.text)
+        assert not re.search(r"det\.to_head", run.text)  # no determiner sees its noun
         links = run.table("grade")
+        assert set(links["grade"]) == {"none"}
         assert float(links["score"][0]) < float(links["expected"][0])
         assert len(run.figures) == 1
 
@@ -203,8 +294,22 @@ def test_05_induction_circuit():
     assert table["head"][0] == "L16H0"
     effect = run.table("removed")
     base = run.number(r"whole model: ([\d.]+) nats")
-    loss, held = (effect[name] for name in ("loss at the second copy", "the same, patterns held"))
-    assert float(loss[0]) > base + 1
-    assert abs(float(held[0]) - base) < 0.5
-    assert float(held[1]) > base + 0.1  # the reader writes the copy itself
+    loss, held, undone = (
+        column(effect, name)
+        for name in ("loss at the second copy", "the same, patterns held", "share undone")
+    )
+    assert loss[0] > base + 1
+    assert undone[0] == pytest.approx(1, abs=0.1)
+    assert undone[1] == pytest.approx(2 / 3, abs=0.1)  # the rest is what the reader writes
+    assert (loss - held) / (loss - base) == pytest.approx(undone, abs=2e-3)
     assert len(run.figures) == 4
+    (shown,) = run.matrices(1)  # the map shows the excess, which its title promises
+    assert np.nanmin(shown) < 0
+    (seen,) = run.matrices(2)
+    assert seen[13, 4] > 0.8  # the second "row": "·met"
+    assert seen[17, 7] > 0.9
+    assert seen[18, 8] > 0.9
+    assert 0.4 < seen[16, 6] < 0.7  # "·Miss": "·Till", about half
+    assert min(seen[11, 0], seen[12, 0]) > 0.9  # "·Mr", "·Har": the first position
+    composition = run.table("source")
+    assert composition["source"][:2] == ["L17H8", "L16H0"]

@@ -97,7 +97,8 @@ def test_commands_run(tmp_path, monkeypatch, command):
         assert program == "headatlas"
         done = command(*arguments)
         assert done.status == 0, done.error
-    assert {path.name for path in tmp_path.iterdir()} == {"atlas.json", "pattern.html"}
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == {"atlas.json", "page.html", "pattern.html"}
 
 
 def test_the_page_is_short():

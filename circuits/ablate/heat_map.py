@@ -49,15 +49,17 @@ def draw(
     chosen, name = theme_of(theme), VALUES[value][0]
     panels = [*product(methods, documents)]
     names = [f"{method} ablation, {TITLES[sort]}" for method, sort in panels]
-    shown = title or f"{name} without each head"
+    said = f"{name} without each head"
     if len(panels) == 1:
-        shown, names = (title or f"{shown}: {names[0]}"), [""]
+        said, names = f"{said}: {names[0]}", [""]
     layers, heads = (int(rows[column].to_numpy().max()) + 1 for column in ("layer", "head"))
     maps = []
     for (method, sort), above in zip(panels, names, strict=True):
         own = rows.loc[(rows["method"] == method) & (rows["documents"] == sort)]
         maps.append(_panel(above, _cells(own, value, layers, heads), value, chosen))
-    return draw_heads(maps, across=len(documents), title=shown, theme=chosen)
+    return draw_heads(
+        maps, across=len(documents), title=said if title is None else title, theme=chosen
+    )
 
 
 def _cells(
@@ -76,17 +78,21 @@ def _panel(
 ) -> HeadPanel:
     """One map with its colours, and what hover and the colour bar say."""
     name, *_, middle = VALUES[value]
-    ends = "<br>[%{customdata[0]:.4f}, %{customdata[1]:.4f}]"
-    interval = ends if np.isfinite(cells[..., 1]).any() else ""
+    ends = "<br>[%{customdata[1]}, %{customdata[2]}]"
+    interval = ends if not np.isnan(cells[..., 1]).all() else ""
     colours = range_of(cells[..., 0], theme, middle=middle, share=_SHARE)
     legend = _legend(name, cells[..., 0], colours, middle)
+    # a page holds no infinity: it is drawn in the last colour, and hover tells it
+    clipped = np.clip(cells[..., 0], colours["cmin"], colours["cmax"])
+    drawn = np.where(np.isinf(cells[..., 0]), clipped, cells[..., 0])
+    texts = [f"{number:.4f}".replace("inf", "∞") for number in cells.ravel()]
     return HeadPanel(
         above,
-        cells[..., 0],
+        drawn,
         colours,
-        told=f"{name} %{{z:.4f}}{interval}",
+        told=f"{name} %{{customdata[0]}}{interval}",
         bar={"title": {"text": legend, "font": {"size": 10}}},
-        details=cells[..., 1:],
+        details=np.array(texts, object).reshape(cells.shape),
     )
 
 
@@ -99,8 +105,8 @@ def _legend(
     """What the colours mean, and where they end if some heads are beyond."""
     digits = ".4g" if middle else ".2g"  # ratios differ from 1 in late digits
     lines = [name]
-    if float(np.nanmax(values)) > colours["cmax"]:
+    if (values > colours["cmax"]).any():
         lines.append(f"last colour: {colours['cmax']:{digits}} or more")
-    if float(np.nanmin(values)) < colours["cmin"]:
+    if (values < colours["cmin"]).any():
         lines.append(f"first colour: {colours['cmin']:{digits}} or less")
     return "<br>".join(lines)

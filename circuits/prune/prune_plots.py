@@ -27,6 +27,7 @@ VALUES = {
 
 Row = Mapping[Any, Any]
 
+_MOST_POINTS = 2**17  # of all trajectories; each is some 35 bytes of the page
 _SHAPES = ("", "/", ".", "x")
 
 
@@ -50,7 +51,7 @@ def draw_curve(curve: pd.DataFrame, value: str, title: str | None, theme: str = 
         told = f"%{{x:.0f}} heads: %{{y:.4f}}<br>{what} "
         told += "[%{customdata[0]:.4f}, %{customdata[1]:.4f}]"
         lines.append(Line(shown, x, y, low, high, told))
-    shown = title or f"{name} without heads"
+    shown = f"{name} without heads" if title is None else title
     return plot_lines(lines, x="heads removed", y=name, title=shown, theme=theme_of(theme))
 
 
@@ -89,7 +90,8 @@ def draw_survivors(found: pd.DataFrame, title: str | None, theme: str = "light")
                 "line": {"width": 0},
             },
         )  # fmt: skip
-    shown = title or f"kinds of heads that {method} keeps (heads of several kinds count for each)"
+    said = f"kinds of heads that {method} keeps (heads of several kinds count for each)"
+    shown = said if title is None else title
     axes = {"x": "heads removed", "y": "labels of heads that are left"}
     lay_out_axes(figure, **axes, title=shown, theme=chosen)
     figure.update_layout(barmode="stack", xaxis_type="category")
@@ -101,6 +103,8 @@ def draw_trajectories(
 ) -> Figure:
     """P(open) of every head along the training, in one colour those it keeps, in another the rest.
 
+    Of very many heads fewer of the recorded updates are drawn, the first and the last among them.
+
     Args:
         trajectory: as `GateResult.trajectory`.
         kept: whether each head is kept, in the table's order of heads.
@@ -109,6 +113,10 @@ def draw_trajectories(
     """
     updates = trajectory["update"].drop_duplicates().to_numpy(float)
     values = trajectory["p_open"].to_numpy(float).reshape(len(updates), len(kept))
+    most = max(2, _MOST_POINTS // len(kept))
+    if len(updates) > most:
+        some = np.unique(np.linspace(0, len(updates) - 1, most).round().astype(int))
+        updates, values = updates[some], values[some]
     chosen, figure = theme_of(theme), Figure()
     faint = max(0.3, min(0.9, 40 / len(kept)))
     for keep, what, dash in ((False, "cut", "dot"), (True, "kept", "solid")):

@@ -16,7 +16,8 @@ from ...interp.probes import Prompts
 from ..fingerprint import fingerprint_prompts, fingerprint_tensors
 from .settings import GateTraining
 
-_FORMAT = "headatlas gates 2"
+_ANY_FORMAT = "headatlas gates "
+_FORMAT = f"{_ANY_FORMAT}2"
 _SUFFIX = ".safetensors"
 _FREE = ("every",)  # settings that change no number
 
@@ -54,6 +55,11 @@ class TrainingFile:
         name = str(self.path)
         meta, state = _load(self.path)
         if meta.get("format") != _FORMAT:
+            if meta.get("format", "").startswith(_ANY_FORMAT):
+                raise InputError(
+                    f"{name!r} is a checkpoint of another version of headatlas, which this one "
+                    "cannot take up. Choose another path, or delete the file, and start anew."
+                )
             raise InputError(f"{name!r} is not a checkpoint of gates; choose another path.")
         for what, wanted in self.identity.items():
             if meta.get(what) != wanted:

@@ -15,7 +15,7 @@ from mkdocs.structure.files import File
 from mkdocs.utils import get_relative_url
 from notebook_pages import NotebookPage, read_page
 from notebook_runs import EXECUTED, NOTEBOOKS, why_not_current
-from offline_check import outside_resources
+from offline_check import THEME_LOADS, outside_resources, script_addresses
 
 ASSETS = Path(__file__).parent / "assets"
 _PLOTLY = "assets/plotly.min.js"
@@ -56,13 +56,28 @@ def on_page_content(html: str, *, page: Any, config: Any, files: Any) -> str:
 
 
 def on_post_build(*, config: Any) -> None:
-    """Refuse a site that would ask another host for a script, a style, a font or a picture."""
+    """Refuse a site that would ask another host for a script, a style, a font or a picture.
+
+    Plotly's own script names the hosts of maps; it asks them for figures with maps alone, and those
+    are refused where a notebook is read.
+    """
     site = Path(config.site_dir)
     found = [
         f"{path.relative_to(site)}: {address}"
         for path in sorted(site.rglob("*"))
-        if path.suffix in (".html", ".css")
-        for address in outside_resources(path.read_text("utf-8"), css=path.suffix == ".css")
+        if path != site / _PLOTLY
+        for address in _asked(path)
     ]
     if found:
         raise PluginError("the site loads from other hosts:\n" + "\n".join(found))
+
+
+def _asked(path: Path) -> list[str]:
+    """What a file of the site would load from other hosts."""
+    if path.suffix in (".html", ".css"):
+        return outside_resources(path.read_text("utf-8"), css=path.suffix == ".css")
+    if path.suffix != ".js":
+        return []
+    known = tuple(THEME_LOADS) if "javascripts" in path.parts else ()
+    addresses = script_addresses(path.read_text("utf-8"))
+    return [address for address in addresses if not address.startswith(known)]

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from offline_check import figure_loads
+
 _PLACE = '<div data-output="{}"></div>'
 _FIGURE = "application/vnd.plotly.v1+json"
 _STYLE = re.compile(r"<style.*?</style>\s*", re.DOTALL)
@@ -49,7 +51,8 @@ def read_page(path: Path) -> NotebookPage:
     """Make a page of an executed notebook.
 
     Raises:
-        ValueError: an output of an error, or of a sort that pages do not show.
+        ValueError: an output of an error, of a sort that pages do not show, or a figure that
+            would ask other hosts for something.
     """
     cells = json.loads(path.read_text("utf-8"))["cells"]
     parts, outputs = list[str](), list[str]()
@@ -99,6 +102,8 @@ def _plain(text: str) -> str:
 
 def _figure(figure: dict[str, Any]) -> str:
     drawn = {"data": figure["data"], "layout": figure["layout"]}
+    if loads := figure_loads(drawn):
+        raise ValueError(f"a figure would ask other hosts for {', '.join(loads)}")
     # nothing in a token may end the element that holds the data
     safe = json.dumps(drawn).replace("<", "\\u003c")
     height = figure["layout"].get("height", 450)

@@ -15,6 +15,8 @@ from .token_axes import read_axes
 from .token_maps import Scale, draw_maps
 from .weights import check_max_weight, read_pattern
 
+_LEAST = 1e-30
+
 
 def plot_difference(
     pattern: Float[Tensor, "*_"] | Float[np.ndarray, "*_"],
@@ -25,6 +27,7 @@ def plot_difference(
     heads: Sequence[object] | None = None,
     title: str | None = None,
     sinks: bool = False,
+    rows: Sequence[int] | None = None,
     max_weight: float | None = None,
     theme: str = "light",
 ) -> Figure:
@@ -32,6 +35,10 @@ def plot_difference(
 
     Orange is where A looks more, blue where B does. Cells that are blank in both, by a causal mask
     or as rows of dead queries, stay blank; zero is the colour in the middle.
+
+    A page of more than 65,536 cells (256 × 256) holds differences as whole numbers, to 1/6,500 of
+    the last colour's or better; one of more than 2 million to 1/250 of it. Both hold what is beyond
+    `max_weight` as the last colour's. Hover says so.
 
     Args:
         pattern: A, weights after the softmax, as `plot_pattern` takes them.
@@ -41,6 +48,7 @@ def plot_difference(
         heads: one name per head.
         title: of the figure; None says which is which.
         sinks: rows may sum to less than 1.
+        rows: as in `plot_pattern`.
         max_weight: the difference that gets the last colours; None: the largest there is.
         theme: `light` or `dark`.
 
@@ -55,7 +63,7 @@ def plot_difference(
         ([[0.0, nan], [0.25, -0.25]], 0.25)
     """
     one, two = (
-        read_pattern(given, sinks=sinks, name=name)
+        read_pattern(given, sinks=sinks, rows=rows, name=name)
         for given, name in ((pattern, "pattern"), (other, "other"))
     )
     if one.shape != two.shape:
@@ -66,12 +74,13 @@ def plot_difference(
     cells = np.nan_to_num(one) - np.nan_to_num(two)
     cells[np.isnan(one) & np.isnan(two)] = np.nan
     chosen = theme_of(theme)
-    most = np.nanmax(np.abs(cells), initial=0.0) if max_weight is None else None
-    reach = check_max_weight(max_weight) if most is None else float(most) or 1.0
+    most = float(np.nanmax(np.abs(cells), initial=0.0)) if max_weight is None else None
+    # what float64 rounds away beside any weight is no difference
+    reach = check_max_weight(max_weight) if most is None else most if most > _LEAST else 1.0
     scale = Scale("difference", chosen.diverging, -reach, reach)
     return draw_maps(
         cells,
-        read_axes(cells.shape[1:], tokens, keys),
+        read_axes(cells.shape[1:], tokens, keys, rows),
         names=head_names(heads, len(cells)),
         scale=scale,
         title="pattern − other" if title is None else title,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 PICTURES = (".png", ".svg", ".pdf")
 """What a browser draws."""
 
+# A name, #rrggbb or rgb(…). Plotly takes var(--…) with anything in it, also quotes, tags and
+# addresses; the page around the figure does not.
+_COLOUR = re.compile(r"#?\w+|(?:rgb|hsl)a?\([\d\s.,%]+\)", re.ASCII)
 _SUFFIXES = (".html", ".json", *PICTURES)
 _SCALE = 2  # pixels of a .png per pixel of the page
 
@@ -75,8 +79,8 @@ def write_figure(figure: Figure, path: str | os.PathLike[str]) -> None:
             # no formulas between dollar signs
             config = {"displaylogo": False, "responsive": True, "typesetMath": False}
             page = figure.to_html(include_plotlyjs=True, config=config, div_id="headatlas")
-            colour = figure.layout.paper_bgcolor  # pyright: ignore[reportAttributeAccessIssue]
-            if colour:
+            colour = str(figure.layout.paper_bgcolor)  # pyright: ignore[reportAttributeAccessIssue]
+            if _COLOUR.fullmatch(colour):
                 page = page.replace("<body>", f'<body style="background:{colour};margin:0">', 1)
             temporary.write_text(page, "utf-8")
 
@@ -93,7 +97,7 @@ def _draw(figure: Figure, path: Path, suffix: str) -> None:
         "opts": {"format": suffix[1:], "scale": _SCALE if suffix == ".png" else 1},
     }
     try:
-        # both scripts would come from the network otherwise
+        # the script of the plotly that is installed; MathJax would come from the network
         kaleido.write_fig_from_object_sync([spec], kopts={"plotlyjs": script, "mathjax": False})
     except ChromeNotFoundError as error:
         raise _no_browser(suffix) from error

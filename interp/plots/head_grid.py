@@ -23,7 +23,7 @@ _LEAST_WIDE = 600  # what a title takes
 _LEFT, _RIGHT, _TOP, _BOTTOM = 60, 200, 76, 52
 _BETWEEN = (36, 68)  # columns, behind the room of a colour bar, and rows
 _TICK = 18  # from one number of an axis to the next
-_SIGNED = 13  # cells of so many pixels have room for a letter
+_SIGNED = 13  # a cell with a letter
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,9 @@ def draw_heads(
     """
     layers, heads = (max(panel.cells.shape[axis] for panel in panels) for axis in (0, 1))
     right, bar = _bar_room(panels)
-    grid = _Grid(math.ceil(len(panels) / across), across, layers, heads, right, bar)
+    signed = any(panel.signs is not None for panel in panels)
+    least = _SIGNED if signed else _LEAST_CELL
+    grid = _Grid(math.ceil(len(panels) / across), across, layers, heads, right, bar, least)
     figure = grid.figure([panel.name for panel in panels], title, theme)
     for number, panel in enumerate(panels):
         _draw_panel(figure, panel, number, grid, theme)
@@ -81,12 +83,13 @@ class _Grid:
     heads: int
     right: int
     bar: int
+    least_cell: int
 
     @property
     def cell(self) -> int:
         """Pixels from one head or layer to the next."""
         fit = min(_WIDE // self.heads, _HIGH // self.layers)
-        return min(max(fit, _LEAST_CELL), _CELL)
+        return min(max(fit, self.least_cell), _CELL)
 
     @property
     def panel(self) -> tuple[int, int]:
@@ -142,7 +145,7 @@ def _draw_panel(figure: Figure, panel: HeadPanel, number: int, grid: _Grid, them
         hoverongaps=False,
         hovertemplate=f"{panel.prefix}L%{{y}}H%{{x}}<br>{panel.told}<extra></extra>",
     )
-    if panel.signs is not None and grid.cell >= _SIGNED:
+    if panel.signs is not None:
         trace.update(text=panel.signs, texttemplate="%{text}", textfont={"size": 10})
     figure.add_trace(trace, row=row + 1, col=column + 1)
     (wide, high), (panel_wide, panel_high) = grid.area, grid.panel
@@ -171,13 +174,14 @@ def range_of(
     """Colours of numbers: diverging around `middle`, or rising from 0.
 
     Args:
-        values: what will be drawn, at least one of them finite.
+        values: what will be drawn; without a finite one, colours reach to 1.
         theme: its colours.
         middle: the value of the colour in the middle; None: colours rise.
         share: of the values that must lie within the colours. Below 1, where a few heads have
             many times what the others have, the others can be told apart.
     """
     found = values[np.isfinite(values)]
+    found = found if found.size else np.array([1.0 + (middle or 0.0)])
     if middle is None:
         most = float(np.quantile(found, share)) or 1.0
         return {"colorscale": list(theme.rising), "cmin": 0, "cmax": most}

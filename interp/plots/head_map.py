@@ -70,8 +70,8 @@ def _of_numbers(found: HeadValues, site: str, theme: Theme) -> HeadPanel:
     """A map of numbers; all stacks share their colours."""
     numbers = found.cells.astype(float)
     signed = bool((numbers < 0).any())
-    name, ends = named(found.name), "%{customdata[0]:.4f}, %{customdata[1]:.4f}"
-    told = f"{name} %{{z:.4f}}" + (f"<br>[{ends}]" if found.ends is not None else "")
+    name, ends = named(found.name), "%{customdata[0]:.4~g}, %{customdata[1]:.4~g}"
+    told = f"{name} %{{z:.4~g}}" + (f"<br>[{ends}]" if found.ends is not None else "")
     return HeadPanel(
         name=_above(site),
         cells=found.grid(site, numbers),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from ..errors import InputError, shown
+from .style import as_text
 from .weights import as_array
 
 _MOST = 4096  # layers, or heads of a layer
@@ -75,9 +75,11 @@ def read_head_values(values: Any, kind: str | None, value: str | None) -> HeadVa
         raise InputError(
             f"the table has no column {' and no '.join(missing)}; it has {_all(table)}."
         )
-    table = table.reset_index(drop=True)
+    table = table.reset_index(drop=True).rename(columns=str)
     if kind is not None:
         table = _of_kind(table, kind)
+    if value is not None:
+        as_text(value, "value")
     if value is None and kind is None and {"kind", "grade"} <= set(table):
         return _best_kinds(table)
     name = _column(table) if value is None else value
@@ -94,7 +96,7 @@ def _from_array(cells: np.ndarray, kind: str | None, value: str | None) -> HeadV
             f"a head map is [layer, head], at most {_MOST} of each; got the shape {cells.shape}."
         )
     _check_numbers(cells)
-    name = "value" if value is None else value
+    name = "value" if value is None else as_text(value, "value")
     place = np.indices(cells.shape).reshape(2, -1).T
     return HeadValues(name, name, np.full(cells.size, "", object), place, cells.ravel())
 
@@ -104,9 +106,12 @@ def _of_kind(table: pd.DataFrame, kind: str) -> pd.DataFrame:
         raise InputError(f"the table has no column kind to choose {shown(kind)} by.")
     own = table.loc[table["kind"] == kind]
     if own.empty:
-        known = ", ".join(map(str, dict.fromkeys(table["kind"])))
-        raise InputError(f"the table has no rows of kind {shown(kind)}; it has {known[:400]}.")
+        raise InputError(f"the table has no rows of kind {shown(kind)}; it has {_kinds(table)}.")
     return own.reset_index(drop=True)
+
+
+def _kinds(table: pd.DataFrame) -> str:
+    return ", ".join(map(str, dict.fromkeys(table["kind"])))[:400]
 
 
 def _column(table: pd.DataFrame) -> str:
@@ -132,6 +137,11 @@ def _best_kinds(table: pd.DataFrame) -> HeadValues:
     best = best.assign(kind=[
         str(kind) if rank else None for kind, rank in zip(best["kind"], best["_rank"], strict=True)
     ])  # fmt: skip
+    if all(kind is None for kind in best["kind"].tolist()):
+        raise InputError(
+            "no head is labelled weak or strong, so there is no kind to draw. Pass kind= to draw "
+            f"the scores of one, of {_kinds(table)}."
+        )
     said = "what each head does (its kind of best grade, weak or better)"
     return _from_column(best.reset_index(drop=True), "kind", said)
 
@@ -142,6 +152,9 @@ def _from_column(table: pd.DataFrame, name: str, said: str) -> HeadValues:
     if isinstance(column, pd.DataFrame):
         raise InputError(f"the table has several columns {shown(name)}.")
     _check_once(site, place)
+    found = [word for word in column if not _is_missing(word)]
+    if found and all(isinstance(word, int | float | np.number | np.bool_) for word in found):
+        column = pd.Series([np.nan if _is_missing(word) else float(word) for word in column])
     numbers = pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column)
     if numbers:
         cells = column.to_numpy(float, na_value=np.nan)
@@ -196,7 +209,7 @@ def _check_numbers(cells: np.ndarray) -> None:
 
 
 def _is_missing(word: Any) -> bool:
-    return word is None or word is pd.NA or (isinstance(word, float) and math.isnan(word))
+    return bool(pd.api.types.is_scalar(word) and pd.isna(word))
 
 
 def _all(table: Mapping[Any, Any] | pd.DataFrame) -> str:

@@ -24,6 +24,7 @@ def plot_offsets(
     max_offset: int = 32,
     title: str | None = None,
     sinks: bool = False,
+    rows: Sequence[int] | None = None,
     theme: str = "light",
 ) -> Figure:
     """Draw the mean weight at each offset, one line per head.
@@ -32,7 +33,7 @@ def plot_offsets(
 
     d = 1 is the token before; patterns that look ahead have negative offsets too. Rows of dead
     queries do not count. Of a pattern with more keys than queries, as with a cache, the last query
-    stands on the last key.
+    stands on the last key, unless `rows` says where each stands.
 
     Args:
         pattern: weights after the softmax, as `plot_pattern` takes them.
@@ -40,6 +41,7 @@ def plot_offsets(
         max_offset: the largest distance to show.
         title: of the figure; None says what is shown.
         sinks: rows may sum to less than 1.
+        rows: the position of each query, as in `plot_pattern`.
         theme: `light` or `dark`.
 
     Raises:
@@ -47,8 +49,7 @@ def plot_offsets(
 
     Example:
         >>> import torch
-        >>> before = torch.eye(8).roll(-1, 1).tril()  # every token looks at itself or back
-        >>> before = torch.cat([torch.eye(8)[:1], torch.eye(8)[:7]])
+        >>> before = torch.cat([torch.eye(8)[:1], torch.eye(8)[:7]])  # the first looks at itself
         >>> figure = plot_offsets(before, heads=["L2H1"], max_offset=3)
         >>> figure.data[0].x.tolist(), figure.data[0].y.tolist()
         ([0.0, 1.0, 2.0, 3.0], [0.125, 1.0, 0.0, 0.0])
@@ -56,13 +57,14 @@ def plot_offsets(
     most = as_index(max_offset)
     if most is None or most < 0:
         raise InputError(f"max_offset is a whole number of at least 0; got {shown(max_offset)}.")
-    chosen, weights = theme_of(theme), read_pattern(pattern, sinks=sinks)
+    chosen, weights = theme_of(theme), read_pattern(pattern, sinks=sinks, rows=rows)
     names = head_names(heads, len(weights))
     lines = []
-    offsets = _offsets(weights, most)
+    own = own_keys(weights.shape[1], weights.shape[2], rows)
+    offsets = _offsets(weights, own, most)
     for number, cells in enumerate(weights):
-        y, counts = _profile(cells, offsets)
-        told = "offset %{x}: %{y:.4f}<br>mean of %{customdata[0]:.0f} weights"
+        y, counts = _profile(cells, own, offsets)
+        told = "offset %{x}: %{y:.4~g}<br>mean of %{customdata[0]:.0f} weights"
         line = Line(_raw(heads, number, names), offsets.astype(float), y, told=told)
         lines.append((line, counts))
     figure = plot_lines(
@@ -80,19 +82,20 @@ def plot_offsets(
     return figure
 
 
-def _offsets(weights: np.ndarray, most: int) -> np.ndarray:
+def _offsets(weights: np.ndarray, own: np.ndarray, most: int) -> np.ndarray:
     """The offsets to show: back to `most`, and ahead where some head looks there."""
-    _, n_query, n_key = weights.shape
-    later = np.arange(n_key)[None] > own_keys(n_query, n_key)
-    ahead = bool(np.nansum(weights[:, later]) > 0)
-    back = min(most, n_key - 1)
-    return np.arange(-min(most, n_query - 1, n_key - 1) if ahead else 0, back + 1)
+    last = weights.shape[-1] - 1
+    later = np.arange(last + 1)[None] > own[:, None]
+    looks_ahead = bool(np.nansum(weights[:, later]) > 0)
+    back, ahead = int(own.max()), max(0, last - int(own.min())) if looks_ahead else 0
+    return np.arange(-min(most, ahead), min(most, back) + 1)
 
 
-def _profile(cells: np.ndarray, offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _profile(
+    cells: np.ndarray, own: np.ndarray, offsets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """The mean weight at each offset, and of how many; NaN where there is none."""
-    n_query, n_key = cells.shape
-    own = own_keys(n_query, n_key)[:, 0]
+    n_key = cells.shape[1]
     means, counts = np.full(len(offsets), np.nan), np.zeros(len(offsets))
     for place, offset in enumerate(offsets):
         keys = own - offset

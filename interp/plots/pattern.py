@@ -23,6 +23,7 @@ def plot_pattern(
     heads: Sequence[object] | None = None,
     title: str | None = None,
     sinks: bool = False,
+    rows: Sequence[int] | None = None,
     max_weight: float = 1.0,
     theme: str = "light",
 ) -> Figure:
@@ -30,20 +31,25 @@ def plot_pattern(
 
     The cell (i, j) is A[i, j], the weight of key j in query i's softmax. Weights above the diagonal
     of a causal pattern and the rows of dead queries (all zero) are left blank, which is not the
-    colour of zero.
+    colour of zero. A pattern does not tell why another weight is zero, so keys outside a sliding
+    window and padded keys have the colour of zero.
 
-    A page of more than 256 tokens holds the weights to ±0.00005, one of more than 2 million cells
-    to ±0.002; hover says so.
+    A page of more than 65,536 weights (256 × 256) holds them as whole numbers, to 1/13,000 of
+    `max_weight` or better; one of more than 2 million to 1/500 of it. Both hold what is above
+    `max_weight` as `max_weight`. Hover says so.
 
     Args:
         pattern: weights after the softmax, [query, key], [head, query, key] (one panel per head)
             or [1, head, query, key].
-        tokens: vocabulary strings of the queries, and of the keys where `keys` is not given.
-            Hover shows all of them, long axes label some. None: positions.
+        tokens: vocabulary strings of the queries, and of the keys where `keys` is not given; with
+            `rows` and without `keys` those of the whole text. Hover shows all of them, long axes
+            label some. None: positions.
         keys: vocabulary strings of the keys.
         heads: one name per head, such as `["L18H6"]`; None: `head 0`, `head 1`, …
         title: of the figure.
         sinks: rows may sum to less than 1, as in models whose softmax has a sink logit.
+        rows: the position of each query, where the pattern holds some alone: `Cache.rows`. None:
+            the last query stands on the last key.
         max_weight: the weight that gets the last colour, for patterns of small weights.
         theme: `light` or `dark`.
 
@@ -52,7 +58,7 @@ def plot_pattern(
 
     Raises:
         InputError: not weights (NaN, negative, rows that do not sum to 1), more than one sequence,
-            more than 64 heads, tokens and names that do not fit the shape, or no such theme.
+            more than 64 heads, tokens, names and rows that do not fit the shape, or no such theme.
 
     Example:
         >>> import torch
@@ -63,9 +69,9 @@ def plot_pattern(
         >>> figure.data[0].z.tolist()
         [[1.0, nan], [0.25, 0.75]]
     """
-    weights = read_pattern(pattern, sinks=sinks)
+    weights = read_pattern(pattern, sinks=sinks, rows=rows)
     chosen = theme_of(theme)
     scale = Scale("weight", chosen.rising, 0.0, check_max_weight(max_weight))
     names = head_names(heads, len(weights))
-    axes = read_axes(weights.shape[1:], tokens, keys)
+    axes = read_axes(weights.shape[1:], tokens, keys, rows)
     return draw_maps(weights, axes, names=names, scale=scale, title=title, theme=chosen)

@@ -14,13 +14,25 @@ from torch import Tensor
 from ..errors import InputError, shown
 from ..plain_numbers import as_index
 from .head_grid import range_of
-from .style import Theme, lay_out, named, room, theme_of, token_labels
+from .style import (
+    LABEL_PIXELS,
+    Theme,
+    as_text,
+    head_names,
+    lay_out,
+    named,
+    room,
+    theme_of,
+    token_labels,
+)
 from .weights import MAX_HEADS, as_array
 
 _MOST_CELLS = 2**20
 _ACROSS = 8  # heads beside one another
 _WIDE = 760  # pixels
 _BETWEEN = 24
+_LEAST_CELL, _HIGHEST = 3, 6000  # a token at least; all panels at most
+_SHARED = ("k", "rot_k", "v")
 
 
 def plot_split(
@@ -28,6 +40,7 @@ def plot_split(
     *,
     tokens: Sequence[str] | None = None,
     n_heads: int | None = None,
+    heads: Sequence[object] | None = None,
     what: str = "q",
     title: str | None = None,
     theme: str = "light",
@@ -43,19 +56,23 @@ def plot_split(
             of one in front is allowed.
         tokens: vocabulary strings, one per position.
         n_heads: how many heads the columns belong to.
-        what: what the vectors are, such as `q`.
+        heads: one name per head, such as `["L0KV0", "L0KV1"]` of keys and values; None: `head 0`,
+            `head 1`, … or `KV head 0`, ….
+        what: what the vectors are, such as `q`; `k`, `rot_k` and `v` belong to key-value heads,
+            which several query heads may share.
         title: of the figure; None tells the shapes.
         theme: `light` or `dark`.
 
     Raises:
         InputError: another shape, columns that do not divide into the heads, numbers that are not
-            finite, more than 64 heads, or a million numbers and more.
+            finite, more than 64 heads, names that do not fit, or more numbers or tokens than fit on
+            a page.
 
     Example:
         >>> import torch
         >>> figure = plot_split(torch.arange(12.0).reshape(2, 6), n_heads=3, what="k")
         >>> figure.layout.title.text
-        'k: 2 tokens × 6 → 2 tokens × 3 heads × 2'
+        'k: 2 tokens × 6 → 2 tokens × 3 key-value heads × 2'
         >>> figure.data[2].z.tolist()  # after the whole and head 0: head 1
         [[2.0, 3.0], [8.0, 9.0]]
     """
@@ -63,14 +80,17 @@ def plot_split(
     n_tokens, n, d_head = cells.shape
     chosen = theme_of(theme)
     labels = token_labels(tokens, n_tokens, argument="tokens", what="positions", of="vectors")
-    figure, size = _panels(cells.shape, labels, chosen)
-    names = [f"head {head}" for head in range(n)]
-    told = "dimension %{x:d}<br>token %{y:d}  %{y}<br>%{z:.4f}<extra>" + named(what) + "</extra>"
+    shared = as_text(what, "what") in _SHARED
+    told_names = head_names(_names(heads, n, shared), n, "split")
+    short = head_names(_names(heads, n, shared), n, "split", _WIDE // _across(n) // LABEL_PIXELS)
+    sort = "key-value heads" if shared else "heads"
+    figure, size = _panels(cells.shape, labels, [f"all {n} {sort}", *short])
+    told = "dimension %{x:d}<br>token %{y:d}  %{y}<br>%{z:.4~g}<extra>" + named(what) + "</extra>"
     figure.add_trace(
         Heatmap(z=cells.reshape(n_tokens, -1), coloraxis="coloraxis", hovertemplate=told),
         row=1, col=1,
     )  # fmt: skip
-    for head, name in enumerate(names):
+    for head, name in enumerate(told_names):
         row, column = divmod(head, _across(n))
         own = told.replace("<extra>", f"<extra>{name} of ")
         figure.add_trace(
@@ -80,9 +100,9 @@ def plot_split(
     for edge in range(1, n):
         line: dict[str, Any] = {"x0": edge * d_head - 0.5, "x1": edge * d_head - 0.5}
         line |= {"y0": 0, "y1": 1, "yref": "y domain", "xref": "x"}
-        figure.add_shape(type="line", line={"color": chosen.paper, "width": 4}, **line)
+        figure.add_shape(type="line", line={"color": chosen.text, "width": 2}, **line)
     d = n * d_head
-    shown_title = f"{what}: {n_tokens} tokens × {d} → {n_tokens} tokens × {n} heads × {d_head}"
+    shown_title = f"{what}: {n_tokens} tokens × {d} → {n_tokens} tokens × {n} {sort} × {d_head}"
     _finish(figure, cells, labels, shown_title if title is None else title, size, chosen)
     figure.update_layout(coloraxis_colorbar_title_text=named(what, 12))
     return figure
@@ -120,19 +140,29 @@ def _across(n: int) -> int:
     return -(-n // -(-n // _ACROSS))
 
 
+def _names(heads: Sequence[object] | None, n: int, shared: bool) -> Sequence[object]:
+    if heads is not None:
+        return heads
+    return [f"{'KV head' if shared else 'head'} {head}" for head in range(n)]
+
+
 def _panels(
-    shape: tuple[int, ...], labels: list[str], theme: Theme
+    shape: tuple[int, ...], labels: list[str], titles: list[str]
 ) -> tuple[Figure, tuple[int, int, int]]:
     """An empty figure: the whole above, the heads below; its width, height and left margin."""
     n_tokens, n, _ = shape
     across = _across(n)
     down = -(-n // across)
-    high = max(90, min(16, max(3, 320 // n_tokens)) * n_tokens)
+    high = max(90, min(16, max(_LEAST_CELL, 320 // n_tokens)) * n_tokens)
     left = room(labels) + 40
     total = (1 + down) * high + down * (_BETWEEN + 30)
+    if total > _HIGHEST:
+        most = (_HIGHEST - down * (_BETWEEN + 30)) // (1 + down) // _LEAST_CELL
+        raise InputError(
+            f"{n_tokens} tokens of {n} heads make too high a picture; pass at most {most} tokens."
+        )
     specs: list[list[Any]] = [[{"colspan": across}, *[None] * (across - 1)]]
     specs += [[{} for _ in range(across)] for _ in range(down)]
-    titles = [f"all {n} heads", *[f"head {head}" for head in range(n)]]
     figure = make_subplots(
         rows=1 + down, cols=across, specs=specs, subplot_titles=titles,
         vertical_spacing=(_BETWEEN + 30) / total, horizontal_spacing=min(0.02, 0.5 / across),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import textwrap
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,8 @@ LABEL_PIXELS = 7
 _TITLE_PIXELS = 8
 _TITLE_LINES = 4
 _FAMILY = "DejaVu Sans Mono, Menlo, Consolas, monospace"
-MARKS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star", "triangle-down")
+# seven, so that they and the eight colours meet anew in each of the first 224 lines with the dashes
+MARKS = ("circle", "square", "diamond", "cross", "triangle-up", "x", "star")
 DASHES = ("solid", "dash", "dot", "dashdot")
 
 
@@ -132,14 +133,38 @@ def lay_out(
 
 
 def title_lines(title: str | None, width: int) -> list[str]:
-    """A title in lines that fit a width in pixels, safe to show; none for None or blanks."""
-    room = max(16, (width - 40) // _TITLE_PIXELS)
-    found = [
-        part for line in (title or "").splitlines() for part in textwrap.wrap(readable(line), room)
-    ]
+    """A title in lines that fit a width in pixels, safe to show; none for None or blanks.
+
+    Raises:
+        InputError: no text.
+    """
+    return [escaped(line) for line in broken(title, max(16, (width - 40) // _TITLE_PIXELS))]
+
+
+def broken(title: str | None, room: int) -> list[str]:
+    """A title in at most four readable lines of `room` characters; a last … tells of more.
+
+    Raises:
+        InputError: no text.
+    """
+    if title is None:
+        return []
+    lines = as_text(title, "title").splitlines()
+    found = [part for line in lines for part in textwrap.wrap(readable(line), room)]
     if len(found) > _TITLE_LINES:
         found = [*found[: _TITLE_LINES - 1], f"{found[_TITLE_LINES - 1][: room - 1]}…"]
-    return [escaped(line) for line in found]
+    return found
+
+
+def as_text(value: object, argument: str) -> str:
+    """A text that a caller passed.
+
+    Raises:
+        InputError: something else.
+    """
+    if not isinstance(value, str):
+        raise InputError(f"{argument} is a text; got {shown(value)}.")
+    return value
 
 
 def escaped(text: str) -> str:
@@ -192,30 +217,44 @@ def token_labels(
     """
     if tokens is None:
         return [str(i) for i in range(count)]
-    if isinstance(tokens, str | bytes) or not all(isinstance(token, str) for token in tokens):
+    if not _is_list(tokens) or not all(isinstance(token, str) for token in tokens):
         raise InputError(f"{argument} must be one string per position, such as tokens.strings[0].")
     if len(tokens) != count:
         raise InputError(f"the {of} has {count} {what} and {argument}= has {len(tokens)} strings.")
     return [escaped(_short(text, LABEL_CHARACTERS)) for text in visible_all(tokens)]
 
 
-def head_names(heads: Sequence[object] | None, n_heads: int, of: str = "pattern") -> list[str]:
+def head_names(
+    heads: Sequence[object] | None, n_heads: int, of: str = "pattern", most: int = 60
+) -> list[str]:
     """One safe name per head; without names `head 0`, …, and nothing where there is one head.
 
+    Args:
+        heads: their names; one head's may stand alone.
+        n_heads: how many there must be.
+        of: what has that many.
+        most: characters of a name.
+
     Raises:
-        InputError: another number of names.
+        InputError: another number of names, or no list of them.
     """
     if heads is None:
         return [f"head {i}" for i in range(n_heads)] if n_heads > 1 else [""]
+    if not isinstance(heads, str) and not _is_list(heads):
+        raise InputError(f"heads= is one name per head; got {shown(heads)}.")
     names = [heads] if isinstance(heads, str) else [str(head) for head in heads]
     if len(names) != n_heads:
         raise InputError(f"the {of} has {n_heads} heads and heads= names {len(names)}.")
-    return [named(name) for name in names]
+    return [named(name, most) for name in names]
 
 
 def room(labels: Sequence[str]) -> int:
     """Pixels for the longest label; labels are escaped, and &lt; is one character."""
     return LABEL_PIXELS * max((len(html.unescape(label)) for label in labels), default=0) + 10
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Collection) and not isinstance(value, str | bytes)
 
 
 def _short(text: str, most: int) -> str:

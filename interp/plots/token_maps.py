@@ -16,9 +16,9 @@ from .token_axes import Axes
 
 _LABELLED = 64  # an axis up to this long labels every token, in a figure of one panel
 _LABELS = 40  # a longer one keeps about this many labels
-_PRECISE = 256  # a longer axis: whole numbers of 1/10000, in 16 bits, for the file's size
-_ROUGH_CELLS = 2 * 2**20  # more cells: in 8 bits
-_FINE = 10_000
+_PRECISE_CELLS = 2**16  # more: whole numbers in 16 bits, for the file's size
+_ROUGH_CELLS = 2**21  # more: in 8 bits
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
@@ -37,28 +37,44 @@ class Scale:
     low: float
     high: float
 
-    def unit(self, shape: tuple[int, ...]) -> int:
-        """Values are kept as whole numbers of 1/unit; 1: as they are."""
-        if max(shape) <= _PRECISE:
-            return 1
-        if math.prod(shape) <= _ROUGH_CELLS:
-            return _FINE
-        return 125 if self.low < 0 else 250
+    def kept(self, cells: Float[np.ndarray, "head query key"]) -> Kept:
+        """The cells as the page holds them: the more there are, the fewer bytes each.
 
-    def kept(self, cells: Float[np.ndarray, "query key"], unit: int) -> Shaped[np.ndarray, "y x"]:
-        """The cells as the page holds them."""
-        if unit == 1:
-            return cells
-        wide, narrow = (np.int16, np.int8) if self.low < 0 else (np.uint16, np.uint8)
-        return np.round(np.nan_to_num(cells) * unit).astype(wide if unit == _FINE else narrow)
+        Whole numbers are of a unit that uses their bits for the range of the colours.
+        """
+        signed, what = self.low < 0, self.what
+        if cells.size <= _PRECISE_CELLS:
+            return Kept(cells, 1.0, f"{what} %{{z:.4~g}}")
+        if cells.size <= _ROUGH_CELLS:
+            exponent = math.floor(math.log10((2**15 - 1 if signed else 2**16 - 1) / self.high))
+            unit, dtype = 10.0**exponent, np.int16 if signed else np.uint16
+            told = f"{what} %{{z}} × 10{str(-exponent).translate(_SUPERSCRIPT)}"
+        else:
+            unit, dtype = (125 if signed else 250) / self.high, np.int8 if signed else np.uint8
+            told = f"{what} %{{z}}/{unit:.6g} (±{0.5 / unit:.2g})"
+        numbers = np.round(np.nan_to_num(cells) * unit)
+        most = round(self.high * unit)
+        if np.abs(numbers).max() > most:
+            told += f"<br>{most:g} stands for {self.high:g} and more"
+            told += f", −{most:g} for −{self.high:g} and less" if signed else ""
+        if np.isnan(cells).any():
+            told += "<br>where grey: no weight"  # whole numbers have no NaN, so it reads 0
+        return Kept(np.clip(numbers, -most, most).astype(dtype), unit, told)
 
-    def told(self, unit: int) -> str:
-        """How hover tells a value."""
-        if unit == 1:
-            return f"{self.what} %{{z:.4f}}"
-        if unit == _FINE:
-            return f"{self.what} %{{z}} × 10⁻⁴"
-        return f"{self.what} %{{z}}/{unit} (±{0.5 / unit:g})"
+
+@dataclass(frozen=True)
+class Kept:
+    """Cells as a page holds them.
+
+    Attributes:
+        cells: in units of `1 / unit`.
+        unit: 1 for the values themselves.
+        told: how hover tells one, as a plotly template.
+    """
+
+    cells: Shaped[np.ndarray, "head query key"]
+    unit: float
+    told: str
 
 
 def draw_maps(
@@ -82,25 +98,25 @@ def draw_maps(
     """
     grid = _Grid.of(len(names))
     figure = _panels(names, grid)
-    unit = scale.unit(cells.shape)
+    kept = scale.kept(cells)
+    query = "%{y}" if axes.positions else "%{y:d}  %{y}"
     for number, name in enumerate(names):
         trace = Heatmap(
-            z=scale.kept(cells[number], unit),
+            z=kept.cells[number],
             coloraxis="coloraxis",
             hoverongaps=False,
             name=name,
             # unformatted, an axis value shows as its tick text: the token
             hovertemplate=(
-                f"query %{{y:d}}  %{{y}}<br>key %{{x:d}}  %{{x}}<br>"
-                f"{scale.told(unit)}<extra>{name}</extra>"
+                f"query {query}<br>key %{{x:d}}  %{{x}}<br>{kept.told}<extra>{name}</extra>"
             ),
         )
         row, column = (place + 1 for place in divmod(number, grid.columns))
-        if unit > 1:
+        if kept.unit != 1:
             _cover(figure, cells[number], theme, row, column)
         figure.add_trace(trace, row=row, col=column)
     _lay_out(figure, grid, axes, title, theme)
-    _colour(figure, scale, unit)
+    _colour(figure, scale, kept.unit)
     return figure
 
 
@@ -209,7 +225,7 @@ def _label_axes(figure: Figure, grid: _Grid, axes: Axes, every: bool) -> None:
     figure.update_yaxes(range=[len(axes.y) - 0.5, -0.5])  # the first query at the top
 
 
-def _colour(figure: Figure, scale: Scale, unit: int) -> None:
+def _colour(figure: Figure, scale: Scale, unit: float) -> None:
     ticks = np.linspace(scale.low, scale.high, 6 if scale.low == 0 else 5)
     figure.update_layout(
         coloraxis={
@@ -231,7 +247,7 @@ def _label_some(figure: Figure, axis: str, labels: list[str], grid: _Grid) -> No
     rows, columns, n = grid
     wanted = _LABELS if n == 1 else 16
     step = max(1, math.ceil(len(labels) / wanted))
-    panels = range(columns) if axis == "x" else range(rows)
+    panels, notes = range(columns) if axis == "x" else range(rows), []
     for panel in panels:
         number = grid.lowest(panel) if axis == "x" else panel * columns
         suffix = "" if number == 0 else str(number + 1)
@@ -243,4 +259,5 @@ def _label_some(figure: Figure, axis: str, labels: list[str], grid: _Grid) -> No
                 else {"y": position, "yref": f"y{suffix}", "x": 0, "xref": f"x{suffix} domain"}
                 | {"xanchor": "right", "yanchor": "middle"}
             )
-            figure.add_annotation(text=labels[position], showarrow=False, **place)
+            notes.append({"text": labels[position], "showarrow": False, **place})
+    figure.update_layout(annotations=[*figure.layout.annotations, *notes])  # one by one is slow

@@ -2,45 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, shown
+from ..plain_numbers import as_index
 
 MAX_HEADS = 64
 MAX_CELLS = 16 * 2**20  # some 22 MB of HTML
+# How far rows may sum from 1. Weights that were rounded to bfloat16 on the way are each wrong by
+# up to 2⁻⁹ of themselves, which a dtype of more bits no longer shows.
+_FULL, _HALF = 2e-3, 1e-2
+_MOST_ROWS = 2**31
 
 
 def read_pattern(
-    pattern: Any, *, sinks: bool = False, name: str = "pattern"
+    pattern: Any, *, sinks: bool = False, rows: Any = None, name: str = "pattern"
 ) -> Float[np.ndarray, "head query key"]:
     """Weights after the softmax as float64, NaN where a causal mask or a dead query leaves none.
 
     Args:
         pattern: [query, key], [head, query, key] or [1, head, query, key], a tensor or an array.
         sinks: rows may sum to less than 1.
+        rows: as `own_keys` takes them.
         name: what messages call it.
 
     Raises:
         InputError: not weights (NaN, negative, rows that do not sum to 1), more than one sequence,
-            more than 64 heads, or more cells than fit on a page.
+            more than 64 heads, more cells than fit on a page, or rows that do not fit.
 
     Example:
         >>> read_pattern(torch.tensor([[1.0, 0.0], [0.25, 0.75]])).tolist()
         [[[1.0, nan], [0.25, 0.75]]]
     """
     weights = _read(pattern, name)
-    _check_rows(weights, sinks, 1e-4 if _is_precise(pattern) else 1e-2)
-    return _blanked(weights)
+    own = own_keys(weights.shape[1], weights.shape[2], rows)
+    _check_rows(weights, sinks, _FULL if _is_precise(pattern) else _HALF)
+    return _blanked(weights, own)
 
 
-def own_keys(n_query: int, n_key: int) -> np.ndarray:
-    """The key that each query stands on, [query, 1]: with a cache the last one on the last key."""
-    return np.arange(n_query)[:, None] + (n_key - n_query)
+def own_keys(n_query: int, n_key: int, rows: Any = None) -> Int[np.ndarray, " query"]:
+    """The key that each query stands on.
+
+    Args:
+        n_query: of a pattern.
+        n_key: likewise.
+        rows: the position of each query, such as `Cache.rows`; None: the last query stands on the
+            last key, as with a cache of keys.
+
+    Raises:
+        InputError: rows are not one whole number of at least 0 per query.
+
+    Example:
+        >>> own_keys(2, 4).tolist(), own_keys(2, 4, rows=[3, 0]).tolist()
+        ([2, 3], [3, 0])
+    """
+    if rows is None:
+        return np.arange(n_query) + (n_key - n_query)
+    given = list(rows) if isinstance(rows, Iterable) and not isinstance(rows, str | bytes) else None
+    places = [as_index(row) for row in given or ()]
+    known = [place for place in places if place is not None and 0 <= place < _MOST_ROWS]
+    if len(known) != n_query or len(places) != n_query:
+        raise InputError(
+            f"rows= names the position of each of the {n_query} queries, whole numbers of at least "
+            f"0, such as cache.rows; got {shown(rows)}."
+        )
+    return np.array(known)
 
 
 def as_array(values: Any, what: str) -> np.ndarray:
@@ -129,10 +161,9 @@ def _check_rows(weights: np.ndarray, sinks: bool, tolerance: float) -> None:
         )
 
 
-def _blanked(weights: np.ndarray) -> np.ndarray:
+def _blanked(weights: np.ndarray, own: np.ndarray) -> np.ndarray:
     """NaN where a causal mask forbids a key, and in the rows of dead queries."""
-    _, n_query, n_key = weights.shape
-    later = np.arange(n_key)[None] > own_keys(n_query, n_key)
+    later = np.arange(weights.shape[-1])[None] > own[:, None]
     dead = weights.sum(axis=-1, keepdims=True) == 0
     causal = not weights[:, later].any()
     return np.where(dead | (later if causal else False), np.nan, weights)

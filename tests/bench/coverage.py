@@ -1,16 +1,20 @@
-"""Which model families can be hooked: every text model of transformers, tiny and random.
+"""Which model families can be hooked: transformers' language models, tiny and random.
 
     python -m tests.bench.figures coverage
 
-A family is tried with a config shrunk to two layers. What `attention_sites` says of it is the
-table: it runs the model as it is and hooked, and refuses what differs. Families that no shrunk
-config builds are counted apart: nothing is known of them.
+The families are those of three of transformers' auto classes: causal, masked and
+sequence-to-sequence language models. Each is tried with a config shrunk to two layers or so. What
+`attention_sites` says of it is the table: it runs the model as it is and hooked, and refuses what
+differs. Families of which no shrunk model runs in time are counted apart, by what stopped them:
+nothing is known of their hooking.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import re
 import signal
+import time
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -32,6 +36,13 @@ from headatlas.interp.weights import head_weights
 from ..conftest import FAMILIES, SEQ2SEQ_FAMILIES, build_tiny
 
 LIMIT_S = 60
+_KILL_S = 2 * LIMIT_S  # where a loop in compiled code lets no signal through
+# what stops a family before it can be hooked
+NO_CONFIG = "no small config was found"
+NO_LIBRARY = "it needs a library that is not installed"
+NO_FORWARD = "a small model is built, but its forward fails on token ids"
+TOO_LONG = f"more than {LIMIT_S} s"
+DIED = "its process died"
 # a family of several sorts counts as the first: the decoder of BART alone is no family of its own
 _SORTS = {
     "encoder-decoder": (
@@ -72,8 +83,10 @@ class Tried:
     """What came of one family.
 
     Attributes:
-        outcome: "hooked", "refused" or "not built".
-        reason: the refusal, or why no config was built.
+        outcome: "hooked", "refused", "not tried", or "broken" where hooking ends in an error that
+            is no refusal.
+        reason: the refusal, the error, or what stopped it before it was tried.
+        detail: the error behind a reason.
         drift: of the hooked forward, relative to the largest output.
     """
 
@@ -81,11 +94,20 @@ class Tried:
     sort: str
     outcome: str
     reason: str = ""
+    detail: str = ""
     drift: float = 0.0
 
 
+class TooLongError(BaseException):
+    """The time of one family is over; no `except Exception` on the way may take it for its own."""
+
+
+class NotBuiltError(Exception):
+    """No change of the config gives a model that runs; the message is one of the reasons."""
+
+
 def families() -> Iterator[tuple[str, str]]:
-    """Family and sort of every text model that transformers builds from a config."""
+    """Family and sort of every model of the three auto classes that read and write text."""
     seen = set[str]()
     for sort, (_, names) in _SORTS.items():
         for family in sorted(names):
@@ -110,75 +132,106 @@ def _shrunk(own: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
 
 
 def _model(family: str, sort: str) -> Any:
-    """A tiny random model, run once; the last error where no change makes one."""
+    """A tiny random model that has run once.
+
+    Raises:
+        NotBuiltError: no change makes one; the last error is its cause.
+    """
     if family in FAMILIES:
         return build_tiny(family, attn="eager")
-    auto = _SORTS[sort][0]
-    error: Exception = ValueError("no config")
+    why, error = NO_CONFIG, None
     for changes in _CHANGES:
+        model = None
         try:
-            config = small_config(family, changes)
-            with torch.device("meta"):  # a config that did not shrink must not fill the memory
-                size = sum(weight.numel() for weight in auto.from_config(config).parameters())
-            if size > _MOST_PARAMETERS:
-                raise ValueError(f"{size:,} parameters are left")
-            torch.manual_seed(0)
-            model = auto.from_config(config, attn_implementation="eager").eval()
+            model = _built(family, sort, changes)
             ids = torch.randint(3, 97, (2, 12))
             more = {"decoder_input_ids": ids} if sort == "encoder-decoder" else {}
             with torch.no_grad():
                 model(input_ids=ids, **more)
             return model
         except Exception as failed:  # whatever a config that was not made for this can raise
-            error = failed
-    raise error
+            if model is not None:
+                why, error = NO_FORWARD, failed
+            elif why != NO_FORWARD:
+                why, error = NO_LIBRARY if isinstance(failed, ImportError) else NO_CONFIG, failed
+    raise NotBuiltError(why) from error
+
+
+def _built(family: str, sort: str, changes: dict[str, Any]) -> Any:
+    auto, config = _SORTS[sort][0], small_config(family, changes)
+    with torch.device("meta"):  # a config that did not shrink must not fill the memory
+        size = sum(weight.numel() for weight in auto.from_config(config).parameters())
+    if size > _MOST_PARAMETERS:
+        raise ValueError(f"{size:,} parameters are left")
+    torch.manual_seed(0)
+    return auto.from_config(config, attn_implementation="eager").eval()
 
 
 def tried(family: str, sort: str) -> Tried:
     """Build one family and see whether it can be hooked."""
     try:
         model = _model(family, sort)
-    except Exception as error:
-        return Tried(family, sort, "not built", f"{type(error).__name__}: {error}")
+    except NotBuiltError as error:
+        return Tried(family, sort, "not tried", str(error), _said(error.__cause__))
     try:
         attention_sites(model)
+        return Tried(family, sort, "hooked", drift=hook_drift(model))
     except InputError as error:
         return Tried(family, sort, "refused", str(error))
-    return Tried(family, sort, "hooked", drift=hook_drift(model))
+    except Exception as error:  # a fault of this project: the table must show it
+        return Tried(family, sort, "broken", f"hooking raises {type(error).__name__}", _said(error))
 
 
-def _tried_in_time(family: str, sort: str) -> Tried:
+def _said(error: BaseException | None) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def tried_in_time(family: str, sort: str) -> Tried:
+    """The same with an end after `LIMIT_S` seconds, whatever catches errors on the way.
+
+    The alarm goes off again and again, since code that cleans up after the first may hang as well.
+    """
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     signal.signal(signal.SIGALRM, _too_long)
-    signal.alarm(LIMIT_S)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S, LIMIT_S / 10)
     try:
         return tried(family, sort)
-    except TimeoutError as error:
-        return Tried(family, sort, "not built", str(error))
+    except TooLongError:
+        return Tried(family, sort, "not tried", TOO_LONG)
     finally:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _too_long(*_: Any) -> None:
-    raise TimeoutError(f"more than {LIMIT_S} s")
+    raise TooLongError
+
+
+def _in_worker(family: str, sort: str) -> Tried:
+    """One family in a process of its own, which ends itself where no signal gets through."""
+    faulthandler.dump_traceback_later(_KILL_S, exit=True)
+    try:
+        return tried_in_time(family, sort)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def sweep() -> list[Tried]:
     """Every family, each in a process that the next one takes over if it lives."""
     found, waiting = list[Tried](), list(families())
     while waiting:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-            try:
+        start = time.monotonic()
+        try:
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
                 while waiting:
-                    found.append(
-                        pool.submit(_tried_in_time, *waiting[0]).result(timeout=3 * LIMIT_S)
-                    )
-                    print(found[-1].family, found[-1].outcome, found[-1].reason[:90], flush=True)
+                    start = time.monotonic()
+                    found.append(pool.submit(_in_worker, *waiting[0]).result())
                     waiting.pop(0)
-            except BrokenProcessPool:
-                found.append(Tried(*waiting.pop(0), "not built", "its process died"))
+                    print(*(found[-1].family, found[-1].outcome, found[-1].reason[:90]), flush=True)
+        except BrokenProcessPool:
+            why = TOO_LONG if time.monotonic() - start >= _KILL_S else DIED
+            found.append(Tried(*waiting.pop(0), "not tried", why))
     return found
 
 
@@ -234,13 +287,18 @@ def markdown() -> dict[str, str]:
             refused.setdefault(reason(row.reason), []).append(row)
     for why, own in sorted(refused.items(), key=lambda item: -len(item[1])):
         lines.append(f"| refused: {why} ({len(own)}) | {_names(own)} |")
-    unknown = [row for row in found if row.outcome == "not built"]
-    lines.append(f"| not tried: no small config was found ({len(unknown)}) | {_names(unknown)} |")
+    unknown = [row for row in found if row.outcome == "not tried"]
+    for outcome in ("broken", "not tried"):
+        rest = [row for row in found if row.outcome == outcome]
+        for why in sorted({row.reason for row in rest}):
+            own = [row for row in rest if row.reason == why]
+            lines.append(f"| {outcome}: {why} ({len(own)}) | {_names(own)} |")
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
     worst = max(hooked, key=lambda row: row.drift)
+    broken = sum(row.outcome == "broken" for row in found)
     counts = (
         f"{len(found)} families, {versions}: {len(hooked)} hooked (largest drift "
         f"{worst.drift:.0e}, {worst.family}), {sum(map(len, refused.values()))} refused, "
-        f"{len(unknown)} not tried.\n"
+        f"{f'{broken} broken, ' if broken else ''}{len(unknown)} not tried.\n"
     )
     return {"": "\n".join([head, *rows]), "sweep": "\n".join([counts, *lines])}

@@ -9,16 +9,22 @@ from headatlas.interp.errors import InputError
 from headatlas.interp.load import load
 from headatlas.interp.statistics import head_statistics
 
-IDS = torch.tensor([[5, 6, 7, 8, 9, 5], [11, 12, 13, 14, 15, 16]])
-MASK = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 0, 1, 1, 1, 1]])
+N = 24  # several windows of the models that have one
+IDS = torch.stack([torch.arange(N) % 17 + 5, torch.arange(N) * 3 % 23 + 5])
+LEFT, RIGHT = (torch.ones(2, N, dtype=torch.int64) for _ in range(2))
+LEFT[1, :9] = 0
+RIGHT[1, -9:] = 0
 
 
 def by_hand(cache, names, mask):
+    """The numbers from patterns written out; what rows lack to 1 is a learned sink's."""
     rows = []
     for name in names:
         pattern = cache[name].double()
         first = mask.int().argmax(1)
-        entropy = -(pattern * pattern.clamp_min(1e-300).log()).sum(-1)
+        rest = (1 - pattern.sum(-1, keepdim=True)).clamp_min(0)
+        parts = torch.cat([pattern, torch.where(rest > 1e-4, rest, 0.0)], -1)
+        entropy = -(parts * parts.clamp_min(1e-300).log()).sum(-1)
         sink = torch.stack([pattern[b, :, :, first[b]] for b in range(len(pattern))])
         live = (mask.bool()[:, None] & (pattern.sum(-1) > 0)).expand(entropy.shape)
         for head in range(pattern.shape[1]):
@@ -30,16 +36,17 @@ def by_hand(cache, names, mask):
     return np.array(rows)
 
 
-@pytest.mark.parametrize("family", ["llama", "bert", "gemma2"])
-def test_means_of_padded_rows(tiny, family):
+@pytest.mark.parametrize("mask", [LEFT, RIGHT], ids=["left", "right"])
+@pytest.mark.parametrize("family", ["llama", "bert", "gemma2", "gpt_oss"])
+def test_means_of_padded_rows(tiny, family, mask):
     model = tiny(family, attn="eager")
-    inputs = {"input_ids": IDS, "attention_mask": MASK}
+    inputs = {"input_ids": IDS, "attention_mask": mask}
     found = head_statistics(model, None, inputs)
     cache = capture(model, None, inputs, names_filter="pattern")
-    expected = by_hand(cache, list(cache), MASK)
+    expected = by_hand(cache, list(cache), mask)
     numbers = found[["entropy_nats", "sink", "top_weight"]].to_numpy()
     np.testing.assert_allclose(numbers, expected, atol=1e-5)
-    assert found["sink_logit"].isna().all()
+    assert found["sink_logit"].isna().all() == (family != "gpt_oss")
     assert found[["layer", "head"]].to_numpy().tolist() == [
         [i, j] for i in (0, 1) for j in range(4)
     ]
@@ -55,9 +62,25 @@ def test_learned_sinks_have_a_mass(tiny):
 
 
 def test_every_stack_has_its_rows(tiny):
-    found = head_statistics(tiny("t5"), None, IDS)
+    model = tiny("t5")
+    found = head_statistics(model, None, IDS)
+    cache = capture(model, None, IDS, names_filter="pattern")
     assert list(dict.fromkeys(found["site"])) == ["enc", "dec", "cross"]
-    assert np.isfinite(found[["entropy_nats", "sink", "top_weight"]].to_numpy()).all()
+    for site, own in found.groupby("site"):
+        names = [name for name in cache if name.startswith(f"{site}.")]
+        expected = by_hand(cache, names, torch.ones_like(IDS))
+        assert len(expected) == len(own)
+        numbers = own[["entropy_nats", "sink", "top_weight"]].to_numpy()
+        np.testing.assert_allclose(numbers, expected, atol=1e-5)
+
+
+def test_means_in_bfloat16(tiny):
+    """The statistics of a bfloat16 model are close to those of its captured, rounded patterns."""
+    model = tiny("llama", attn="eager").bfloat16()
+    inputs = {"input_ids": IDS, "attention_mask": LEFT}
+    numbers = head_statistics(model, None, inputs)[["entropy_nats", "sink", "top_weight"]]
+    cache = capture(model, None, inputs, names_filter="pattern")
+    np.testing.assert_allclose(numbers, by_hand(cache, list(cache), LEFT), atol=2e-2)
 
 
 def test_texts_and_their_beginning():

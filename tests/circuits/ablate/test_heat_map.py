@@ -115,3 +115,23 @@ def test_heads_that_were_not_removed_stay_blank():
     for trace in found.plot().data:
         cells = np.isfinite(trace.z).tolist()
         assert cells == [[False, True], [False, False], [True, False]]
+
+
+def test_a_panel_without_a_value_stays_blank():
+    rows = map_rows(3, 3)
+    rows.loc[rows["documents"] == "text", "delta_loss_nats"] = np.nan
+    figure = draw(rows, "delta_loss_nats", ["zero"], ["text", "repeated"], None)
+    assert np.isnan(figure.data[0].z).all()
+    assert np.isfinite(figure.data[1].z).all()
+
+
+def test_an_infinite_value_has_the_last_colour_and_is_told():
+    rows = map_rows(3, 3, ["text"]).assign(ratio_low=1.0, ratio_high=np.inf)
+    rows = rows.assign(perplexity_ratio=1 + rows["delta_loss_nats"].abs())
+    rows.loc[0, "perplexity_ratio"] = np.inf
+    figure = draw(rows, "perplexity_ratio", ["zero"], ["text"], "")
+    (trace,) = figure.data
+    assert trace.z[0, 0] == figure.layout.coloraxis.cmax
+    assert trace.customdata[0, 0].tolist() == ["∞", "1.0000", "∞"]
+    assert "or more" in figure.layout.coloraxis.colorbar.title.text
+    assert figure.layout.title.text is None  # an empty title is none

@@ -186,3 +186,18 @@ def test_a_reader_sees_whole_files_only(tmp_path):
     ))  # fmt: skip
     assert lengths == [2, 2, 4, 4, 6]
     assert np.array_equal([p.name for p in tmp_path.iterdir()], ["gates.safetensors"])
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ("headatlas gates 1", "a checkpoint of another version of headatlas.* start anew"),
+        ("headatlas gates 3", "a checkpoint of another version"),
+        ("headatlas", "not a checkpoint of gates"),
+    ],
+)
+def test_a_checkpoint_of_another_version_is_named_as_such(tmp_path, form, said):
+    path = tmp_path / "x.safetensors"
+    save_file({"x": torch.zeros(1)}, path, {"format": form})
+    with pytest.raises(InputError, match=said):
+        read(path)

@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 
 from headatlas.circuits.prune.gate_result import result_of
 from headatlas.circuits.prune.gates import Gates
+from headatlas.circuits.prune.prune_plots import draw_trajectories
 from headatlas.circuits.prune.train import train_gates
 from headatlas.circuits.prune.train_file import TrainingFile
 from headatlas.circuits.prune.training import Training
-from headatlas.circuits.prune.trajectory import MOST, recorded
+from headatlas.circuits.prune.trajectory import MOST, recorded, trajectory_frame
 from headatlas.interp.errors import InputError
+from headatlas.interp.heads import HeadId
 from headatlas.interp.sites import attention_sites
 from tests.circuits.causal.models import llama, repeats
 from tests.circuits.prune.test_train_file import killed_at
@@ -98,3 +100,16 @@ def test_lines_of_kept_and_of_cut_heads():
     bare = result_of(found.config, Gates(attention_sites(llama(layers=2))), found.history, None)
     with pytest.raises(InputError, match="nothing was recorded"):
         bare.plot()
+
+
+def test_trajectories_of_very_many_heads_stay_small():
+    heads = [HeadId("", layer, head) for layer in range(80) for head in range(64)]
+    updates = recorded(1000, 1000)
+    values = [torch.full((len(heads),), 1 / (1 + update)) for update in updates]
+    table = trajectory_frame(heads, updates, values)
+    figure = draw_trajectories(table, {head: head.layer < 40 for head in heads}, "")
+    assert len(figure.to_json()) < 6_000_000
+    drawn = figure.data[0].x[:25]
+    assert (drawn[0], drawn[-1]) == (0, 1000)
+    np.testing.assert_allclose(figure.data[0].y[:25], 1 / (1 + drawn), atol=1e-6)
+    assert figure.layout.title.text is None  # an empty title is none

@@ -112,9 +112,43 @@ def test_the_interval_is_told_of_the_column_it_is_of():
         (table(score=1.0).assign(head="a"), {}, "whole numbers"),
         (table(score=1.0)[:0], {}, "no rows"),
         (table(score=1.0), {"kind": "x"}, "no column kind"),
+        (table(kind="a", grade="none"), {}, "no head is labelled .* Pass kind= .* of a"),
         (table(score=1.0), {"theme": "sepia"}, "'light' or 'dark'; got 'sepia'"),
     ],
 )
 def test_what_is_no_head_map_is_refused(values, options, part):
     with pytest.raises(InputError, match=part):
         plot_head_map(values, **options)
+
+
+def test_numbers_in_a_column_of_objects_are_numbers():
+    column = pd.Series([0.5, None, np.float32(0.75), 1], dtype=object)
+    figure = plot_head_map(table(v=column))
+    np.testing.assert_array_equal(figure.data[0].z, [[0.5, np.nan], [0.75, 1]])
+    assert figure.data[0].text is None
+
+
+@pytest.mark.parametrize("none", [None, float("nan"), np.float32("nan"), pd.NA, pd.NaT])
+def test_no_word_is_a_blank(none):
+    figure = plot_head_map(table(v=pd.Series(["a", "b", none, "a"], dtype=object)))
+    assert figure.layout.coloraxis.colorbar.ticktext == ("B b (1)", "A a (2)")
+    assert np.isnan(figure.data[0].z[1, 0])
+
+
+def test_a_name_that_is_no_text_is_refused(as_users_call):
+    for values in (np.ones((2, 2)), table(score=1.0)):
+        with pytest.raises(InputError, match="value is a text; got 5"):
+            plot_head_map(values, value=5)
+    numbered = table().assign(x=1.0).rename(columns={"x": 5})
+    assert plot_head_map(numbered).data[0].z.tolist() == [[1, 1], [1, 1]]
+
+
+def test_letters_have_room_however_many_heads_there_are():
+    layer, head = np.indices((80, 64)).reshape(2, -1)
+    words = [f"kind {i % 12}" for i in range(layer.size)]
+    figure = plot_head_map(pd.DataFrame({"layer": layer, "head": head, "does": words}))
+    assert figure.data[0].texttemplate == "%{text}"
+    assert len({text for row in figure.data[0].text for text in row}) == 12
+    margin = figure.layout.margin
+    assert (figure.layout.width - margin.l - margin.r) / 64 >= 13
+    assert (figure.layout.height - margin.t - margin.b) / 80 >= 13

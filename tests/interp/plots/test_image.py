@@ -5,7 +5,7 @@ from PIL import Image
 
 from headatlas.interp.errors import InputError
 from headatlas.interp.plots import pattern_image, write_pattern_image
-from headatlas.interp.plots.canvas import Lettering, shades_of
+from headatlas.interp.plots.canvas import Canvas, Lettering, shades_of
 from headatlas.interp.plots.style import DARK, LIGHT
 from tests.interp.plots.made import causal
 
@@ -47,7 +47,8 @@ def test_labels_make_room():
     assert long.width > short.width
     assert long.height > short.height
     several = pattern_image(causal(5, 5, 5), heads=list("abcde"))
-    assert several.width > 2 * short.width
+    assert several.width > short.width
+    assert several.height > short.height
 
 
 def test_a_picture_is_written_all_at_once(tmp_path):
@@ -83,3 +84,62 @@ def test_what_a_font_lacks_shows_as_its_code(tmp_path, monkeypatch):
 def test_what_is_no_pattern_is_refused(pattern, options, part):
     with pytest.raises(InputError, match=part):
         pattern_image(pattern, **options)
+
+
+def test_rows_are_blank_after_their_own_keys():
+    image = pattern_image(causal(6, 6)[[1, 4]], rows=[1, 4])
+    pixels = np.asarray(image)
+    blank = np.array([int(LIGHT.blank[i : i + 2], 16) for i in (1, 3, 5)])
+    assert (pixels == blank).all(-1).sum() % 5 == 0
+    assert (pixels == blank).all(-1).sum() > 0
+    whole = pattern_image(causal(6, 6)[[1, 4]])  # as the last two of six
+    assert (np.asarray(whole) == blank).all(-1).sum() * 5 == (pixels == blank).all(-1).sum()
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """What is written into pictures: its text, and the box it takes."""
+    found = []
+    write = Canvas.text
+
+    def text(self, x, y, text, *, anchor="la", upright=False):
+        sizes = [round(self._lettering.font.getlength(text)), 12]
+        wide, high = sizes[::-1] if upright else sizes
+        left = x - {"l": 0, "m": wide // 2, "r": wide}[anchor[0]]
+        top = y - {"a": 0, "m": high // 2, "b": high}[anchor[1]]
+        found.append((text, (left, top, left + wide, top + high)))
+        write(self, x, y, text, anchor=anchor, upright=upright)
+
+    monkeypatch.setattr(Canvas, "text", text)
+    return found
+
+
+@pytest.mark.parametrize("shape", [(64, 2, 2), (1, 1, 100), (1, 1, 1), (4, 12, 12), (9, 3, 40)])
+def test_texts_stand_in_the_picture_and_apart(written, shape):
+    heads = [f"L10H{i}" for i in range(shape[0])]
+    image = pattern_image(causal(*shape), heads=heads, title="a title of several words")
+    texts = [text for text, _ in written]
+    assert texts.count("key (source)") == texts.count("query (destination)") == 1
+    assert {*heads, "weight", "0", "0.25", "1"} <= set(texts)
+    for text, (left, top, right, bottom) in written:
+        assert left >= 0, text
+        assert top >= 0, text
+        assert right <= image.width, text
+        assert bottom <= image.height, text
+    names = [box for text, box in written if text in heads]
+    for place, (left, top, right, bottom) in enumerate(names):
+        for other in names[:place]:
+            apart = right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
+            assert apart
+
+
+def test_titles_that_are_cut_say_so(written):
+    pattern_image(torch.eye(2), title="word " * 200)
+    lines = [text for text, _ in written if text.startswith("word")]
+    assert len(lines) == 4
+    assert lines[-1].endswith(("…", "..."))
+
+
+def test_names_that_the_font_lacks_show_as_codes(written):
+    pattern_image(torch.eye(2), heads=["a\U0010fffdb"])
+    assert "a<U+10FFFD>b" in [text for text, _ in written]

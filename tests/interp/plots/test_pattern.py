@@ -243,3 +243,68 @@ def test_a_last_row_that_is_not_full_has_no_empty_panel():
     assert "xaxis6" not in figure.layout
     below = [figure.layout[f"xaxis{n}"].title.text for n in (3, 4, 5)]
     assert below == ["key (source)"] * 3
+
+
+def test_rows_are_blank_after_their_own_keys():
+    """As `capture(rows=…)` keeps them, in any order; without rows= they would end the text."""
+    whole = causal(64, 64)
+    rows = [23, 20, 29]
+    figure = plot_pattern(whole[rows], rows=rows, tokens=[f"t{i}" for i in range(64)])
+    assert np.isnan(figure.data[0].z).sum(axis=1).tolist() == [40, 43, 34]
+    assert figure.layout.yaxis.ticktext == ("23 t23", "20 t20", "29 t29")
+    assert figure.layout.xaxis.ticktext[:2] == ("t0", "t1")
+    assert figure.data[0].hovertemplate.startswith("query %{y}<br>")
+    bare = plot_pattern(whole[rows], rows=rows)
+    assert bare.layout.yaxis.ticktext == ("23", "20", "29")
+    own = plot_pattern(whole[rows], rows=rows, tokens=list("abc"), keys=["k"] * 64)
+    assert own.layout.yaxis.ticktext == ("23 a", "20 b", "29 c")
+
+
+def test_rows_of_a_long_pattern_are_covered_after_their_own_keys():
+    rows = [900, 200]
+    figure = plot_pattern(causal(1000, 1000)[rows].repeat(1, 40, 1).reshape(40, 2, 1000), rows=rows)
+    (path, *_) = (shape.path for shape in figure.layout.shapes)
+    assert path == "M999.5,-0.5L900.5,-0.5L900.5,0.5L200.5,0.5L200.5,1.5L999.5,1.5Z"
+
+
+@pytest.mark.parametrize(
+    "rows", [[0], [0, 1, 2, 3], [0, 1, -1], [0, 1, 1.5], "012", 3, [0, 1, None]]
+)
+def test_rows_that_do_not_fit_are_refused(rows, as_users_call):
+    with pytest.raises(InputError, match="rows= names the position of each of the 3 queries"):
+        plot_pattern(causal(3, 3), rows=rows)
+
+
+def test_a_long_pattern_is_as_fine_as_its_colours():
+    pattern = torch.full((1500, 1500), 1 / 1500)
+    pattern[7] = 0
+    pattern[7, 3] = 1
+    figure = plot_pattern(pattern, max_weight=0.01)
+    z, scale = figure.data[0].z, figure.layout.coloraxis
+    assert scale.cmax == 250
+    assert z[0, 0] == round(250 / 15)
+    assert z[7, 3] == 250
+    assert "/25000 (±2e-05)<br>250 stands for 0.01 and more" in figure.data[0].hovertemplate
+
+
+def test_pages_stay_small_however_the_cells_are_shared_out():
+    figure = plot_pattern(causal(40, 256, 256))
+    assert {trace.z.dtype for trace in figure.data} == {np.dtype(np.uint8)}
+    assert len(figure.to_json()) < 1.6 * 40 * 256**2
+    long = plot_pattern(torch.full((1, 10, 3000), 1 / 3000))  # few cells stay as they are
+    assert long.data[0].z.dtype == np.float64
+
+
+def test_hover_says_which_cells_hold_no_weight():
+    assert "where grey: no weight" in plot_pattern(causal(300, 300)).data[0].hovertemplate
+    full = torch.full((300, 300), 1 / 300)
+    assert "grey" not in plot_pattern(full).data[0].hovertemplate
+
+
+def test_weights_that_were_rounded_on_the_way_are_weights():
+    """A bfloat16 model's pattern in float32: its rows miss 1 by what rounding took."""
+    pattern = causal(200, 200).bfloat16().float()
+    assert (pattern.sum(-1) - 1).abs().max() > 2e-4
+    plot_pattern(pattern)
+    with pytest.raises(InputError, match=r"sums to 0\.99[67]"):
+        plot_pattern(torch.tensor([[0.4, 0.597]]))

@@ -2,9 +2,11 @@
 
 import numpy as np
 import pandas as pd
+import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from headatlas.interp.errors import InputError
 from headatlas.interp.plots import (
     pattern_image,
     plot_composition,
@@ -14,8 +16,10 @@ from headatlas.interp.plots import (
     plot_pattern,
     plot_split,
 )
+from headatlas.interp.plots.canvas import Canvas, Lettering
 from headatlas.interp.plots.lines import Line, plot_lines
-from headatlas.interp.plots.style import DARK
+from headatlas.interp.plots.style import DARK, readable
+from headatlas.interp.visible import visible_all
 from tests.interp.plots.made import WORDS, assert_safe, causal
 
 TOKENS = st.lists(WORDS, min_size=1, max_size=4)
@@ -37,10 +41,18 @@ def test_patterns(tokens, name, title):
 @few
 @given(tokens=TOKENS, name=WORDS, title=WORDS)
 def test_pictures(tokens, name, title):
-    pattern = causal(len(tokens), len(tokens))
-    image = pattern_image(pattern, tokens=tokens, heads=[name], title=title)
-    assert image.width > 100
-    assert image.height > 40
+    pattern, written = causal(len(tokens), len(tokens)), []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Canvas, "text", lambda self, x, y, text, **_: written.append(text))
+        pattern_image(pattern, tokens=tokens, heads=[name], title=title)
+    assert all(readable(text) == text for text in written)  # nothing hidden is left
+    letters = Lettering()
+    for label in [*visible_all(tokens), name, *title.split()]:
+        first = letters.drawable(readable(label)[:6].strip())
+        assert any(first in text for text in written)
+    # what is drawn is drawn without an error, and differs from a picture without it
+    bare = pattern_image(pattern)
+    assert pattern_image(pattern, heads=["x" + name]).tobytes() != bare.tobytes()
 
 
 @few
@@ -56,7 +68,7 @@ def test_offsets(names, title):
 def test_splits(tokens, what, title):
     vectors = np.ones((len(tokens), 2, 3))
     assert_safe(plot_split(vectors, tokens=tokens, what=what, title=title))
-    assert_safe(plot_split(vectors, what=what))
+    assert_safe(plot_split(vectors, what=what, heads=[what, title]))
 
 
 @few
@@ -88,3 +100,40 @@ def test_lines(names, x, y, title):
     )
     assert_safe(figure)
     assert len(figure.data) == len(names)
+
+
+def test_any_64_lines_differ_in_colour_mark_or_dash():
+    points = np.arange(3.0)
+    figure = plot_lines(
+        [Line(str(i), points, points) for i in range(64)], x="x", y="y", title=None, theme=DARK
+    )
+    looks = {(one.line.color, one.line.dash, one.marker.symbol) for one in figure.data}
+    assert len(looks) == 64
+    marks = {(one.line.color, one.marker.symbol) for one in figure.data[:56]}
+    assert len(marks) == 56  # dashes are hard to tell apart
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda **options: plot_pattern(causal(2, 2), **options),
+        lambda **options: pattern_image(causal(2, 2), **options),
+        lambda **options: plot_difference(causal(2, 2), causal(2, 2), **options),
+        lambda **options: plot_offsets(causal(2, 2), **options),
+        lambda **options: plot_split(np.ones((2, 1, 2)), **options),
+    ],
+)
+def test_texts_that_are_none_are_refused(draw, as_users_call):
+    with pytest.raises(InputError, match="title is a text; got 5"):
+        draw(title=5)
+    with pytest.raises(InputError, match="heads= is one name per head; got 5"):
+        draw(heads=5)
+
+
+def test_further_texts_that_are_none_are_refused(as_users_call):
+    with pytest.raises(InputError, match="what is a text; got 5"):
+        plot_split(np.ones((2, 1, 2)), what=5)
+    with pytest.raises(InputError, match="one string per position"):
+        plot_pattern(causal(2, 2), tokens=5)
+    with pytest.raises(InputError, match="title is a text; got 5"):
+        plot_head_map(np.ones((2, 2)), title=5)

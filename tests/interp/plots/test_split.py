@@ -3,7 +3,10 @@ import pytest
 import torch
 
 from headatlas.interp.errors import InputError
+from headatlas.interp.heads import KvHeadId
 from headatlas.interp.plots import plot_split
+from headatlas.interp.plots.style import DARK, LIGHT
+from tests.interp.plots.test_style import contrast
 
 
 def test_the_whole_and_its_slices():
@@ -14,7 +17,7 @@ def test_the_whole_and_its_slices():
     assert len(heads) == 4
     for number, trace in enumerate(heads):
         np.testing.assert_allclose(trace.z, vectors[:, 3 * number : 3 * number + 3].double())
-    assert figure.layout.title.text == "k: 3 tokens × 12 → 3 tokens × 4 heads × 3"
+    assert figure.layout.title.text == "k: 3 tokens × 12 → 3 tokens × 4 key-value heads × 3"
     assert figure.layout.yaxis.ticktext == ("a", "a", "·b")
     assert figure.layout.yaxis.tickvals == (0, 1, 2)
     assert [shape.x0 for shape in figure.layout.shapes] == [2.5, 5.5, 8.5]
@@ -51,9 +54,33 @@ def test_many_heads_stand_in_rows_about_equally_full():
         (torch.ones(1, 65, 1), {}, "65 heads"),
         (torch.full((2, 1, 2), float("nan")), {}, "not finite"),
         (torch.ones(2, 1, 2), {"tokens": ["a"]}, "the vectors has 2 positions"),
+        (torch.ones(3000, 1, 2), {}, "3000 tokens of 1 heads make too high .* at most 991 tokens"),
+        (torch.ones(2, 2, 2), {"heads": ["a"]}, "the split has 2 heads and heads= names 1"),
         (torch.ones(2, 2), {"n_heads": 0}, "n_heads is a whole number from 1"),
     ],
 )
 def test_what_cannot_be_split_is_refused(vectors, options, part):
     with pytest.raises(InputError, match=part):
         plot_split(vectors, **options)
+
+
+def test_keys_and_values_are_of_key_value_heads():
+    values = torch.ones(2, 4, 3)
+    figure = plot_split(values, what="v")
+    titles = [note.text for note in figure.layout.annotations][:5]
+    assert titles == ["all 4 key-value heads", *(f"KV head {i}" for i in range(4))]
+    assert "KV head 1 of v" in figure.data[2].hovertemplate
+    queries = [note.text for note in plot_split(values).layout.annotations][:2]
+    assert queries == ["all 4 heads", "head 0"]
+    named = plot_split(values, what="k", heads=[KvHeadId("", 0, i) for i in range(4)])
+    assert [note.text for note in named.layout.annotations][1:5] == [f"L0KV{i}" for i in range(4)]
+
+
+def test_the_highest_picture_fits_a_page():
+    assert plot_split(torch.ones(991, 1, 2)).layout.height < 6200
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK])
+def test_lines_between_heads_stand_out_from_zero(theme):
+    (line,) = plot_split(torch.zeros(2, 2, 2), theme=theme.name).layout.shapes
+    assert contrast(line.line.color, theme.diverging[2]) > 3
