@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..interp.errors import InputError
+from ..interp.errors import InputError, shown
 from ..interp.explorer.explorer import MAX_MIB, Explorer, make_explorer
 from ..interp.explorer.facts import Card, Facts, HeadMap
 from ..interp.explorer.read import Patterns, read_patterns
@@ -16,6 +16,7 @@ from ..interp.plain_text import checked_text, counted
 from ..interp.sites import attention_sites, hook_drift
 from .arguments import whole_number
 from .atlas_file import with_natural
+from .grade import GRADES
 from .same_weights import check_weights
 from .show import COLUMNS, head_cells, provenance
 
@@ -76,6 +77,10 @@ def explore(
         <Explorer: 1 head × 11 tokens, 0.1 MiB>
     """
     max_mib = whole_number("max_mib", max_mib, 1)
+    if atlas is not None and not hasattr(atlas, "tables"):
+        raise InputError(
+            f"atlas is a HeadAtlas; got {shown(atlas)}. Read a file with HeadAtlas.load."
+        )
     if title is not None:
         checked_text(title, "title")
     if model is None:
@@ -119,8 +124,8 @@ def page_of(
     Raises:
         InputError: the page is larger.
     """
-    shown = set() if patterns is None else {data.head for data in patterns.heads}
-    heads = tuple(sorted(shown | set(atlas or ())))
+    drawn = set() if patterns is None else {data.head for data in patterns.heads}
+    heads = tuple(sorted(drawn | set(atlas or ())))
     facts = Facts(
         title=_name(model, atlas) if title is None else title,
         lines=(*_about_page(model, patterns), *_about_atlas(atlas)),
@@ -179,7 +184,9 @@ def _about_atlas(atlas: HeadAtlas | None) -> list[str]:
 def _maps(atlas: HeadAtlas) -> list[HeadMap]:
     """The best label of each head, the score of every kind, and what removal does."""
     labelled = atlas.table()
-    best = labelled.sort_values("excess", ascending=False, kind="stable")
+    # of nearly equal excess the kind that comes first: offset -1 is the previous token again
+    rounded = labelled.assign(excess=labelled["excess"].round(2))
+    best = rounded.sort_values("excess", ascending=False, kind="stable")
     best = best.drop_duplicates("address")
     words = dict(zip(map(HeadId.parse, best["address"]), best["kind"], strict=True))
     grades = dict(zip(map(HeadId.parse, best["address"]), best["grade"], strict=True))
@@ -212,7 +219,12 @@ def _card(atlas: HeadAtlas, head: HeadId) -> Card:
     if head not in atlas:
         return Card((), f"{head} is not in the atlas.")
     card = atlas[head]
-    labels = tuple(f"{kind} ({grade})" for kind, grade in card.labels.items())
+    best = card.rows.sort_values("excess", ascending=False, kind="stable")
+    best = best.sort_values("grade", key=lambda own: -own.map(GRADES.index), kind="stable")
+    given_labels = card.labels
+    labels = tuple(
+        f"{kind} ({given_labels[kind]})" for kind in best["kind"] if kind in given_labels
+    )
     given = [
         head_cells({**row, "address": str(head)})
         for row in with_natural(card.rows).to_dict("records")

@@ -28,6 +28,7 @@ class Explorer:
     Args:
         parts: the page's source, in pieces.
         n_heads: heads of the map.
+        n_drawn: those with a pattern.
         n_tokens: of the text; 0 without one.
         exact: whether every weight is on the page, at most 0.002 off; otherwise the largest of each
             cell of a grid, the strongest keys of each query, and the windows asked for.
@@ -35,6 +36,7 @@ class Explorer:
 
     parts: tuple[str, ...]
     n_heads: int
+    n_drawn: int
     n_tokens: int
     exact: bool
 
@@ -63,7 +65,10 @@ class Explorer:
         text = f" × {self.n_tokens:,} tokens" if self.n_tokens else ""
         how = ("" if self.exact else ", pooled") if self.n_tokens else ", no patterns"
         size = self.size_bytes / 2**20
-        return f"<Explorer: {counted(self.n_heads, 'head')}{text}{how}, {size:.1f} MiB>"
+        heads = counted(self.n_heads, "head")
+        if 0 < self.n_drawn < self.n_heads:
+            heads = f"{self.n_drawn} of {heads}"
+        return f"<Explorer: {heads}{text}{how}, {size:.1f} MiB>"
 
     def _repr_html_(self) -> str:
         if self.size_bytes > _INLINE_MIB * 2**20:
@@ -110,7 +115,8 @@ def make_explorer(
     """
     parts = tuple(page_parts(facts, patterns, heads))
     exact = patterns is not None and patterns.cell == 1
-    page = Explorer(parts, len(heads), 0 if patterns is None else len(patterns.tokens), exact)
+    n_drawn, n_tokens = (0, 0) if patterns is None else (len(patterns.heads), len(patterns.tokens))
+    page = Explorer(parts, len(heads), n_drawn, n_tokens, exact)
     if page.size_bytes > max_mib * 2**20:
         raise InputError(
             f"the page would be {page.size_bytes / 2**20:.1f} MiB, over max_mib = {max_mib}. "

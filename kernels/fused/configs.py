@@ -69,7 +69,9 @@ class Shape:
         """The row of the table."""
         if self.d_key <= 192 and self.d_value <= 128:
             return ("narrow", "narrow, full", "narrow, packed")[self.load * (self.itemsize == 2)]
-        return "wide" if self.d_key <= 256 else "widest"
+        if self.d_key <= 256:
+            return "wide, full" if self.load and self.itemsize == 2 else "wide"
+        return "widest"
 
 
 # Found by compiling the fullest kernels of each row for every class: the largest blocks whose loops
@@ -78,11 +80,11 @@ _CLASSES = {80: "ampere", 87: "ampere", 90: "hopper", 100: "blackwell", 103: "bl
 _TABLE = {
     (2, "narrow"): {
         "ampere": Blocks(128, 32, 8, 2), "hopper": Blocks(128, 64, 8, 3),
-        "blackwell": Blocks(128, 64, 8, 3), "small": Blocks(128, 32, 8, 2),
+        "blackwell": Blocks(128, 64, 8, 3), "small": Blocks(128, 16, 8, 2),
     },
     (2, "narrow, full"): {
         "ampere": Blocks(128, 32, 8, 2), "hopper": Blocks(128, 64, 8, 3),
-        "blackwell": Blocks(128, 32, 8, 3), "small": Blocks(128, 32, 8, 2),
+        "blackwell": Blocks(128, 32, 8, 3), "small": Blocks(128, 16, 8, 2),
     },
     (2, "narrow, packed"): {
         "ampere": Blocks(128, 32, 8, 2), "hopper": Blocks(128, 32, 8, 3),
@@ -91,6 +93,10 @@ _TABLE = {
     (2, "wide"): {
         "ampere": Blocks(32, 32, 8, 2), "hopper": Blocks(64, 32, 8, 2),
         "blackwell": Blocks(64, 32, 8, 2), "small": Blocks(32, 32, 8, 2),
+    },
+    (2, "wide, full"): {
+        "ampere": Blocks(32, 16, 8, 2), "hopper": Blocks(64, 32, 8, 2),
+        "blackwell": Blocks(64, 32, 8, 2), "small": Blocks(32, 16, 8, 2),
     },
     (2, "widest"): {
         "ampere": Blocks(32, 16, 8, 2), "hopper": Blocks(64, 32, 8, 2),

@@ -90,7 +90,7 @@ class ReadCall:
             into: [batch, head, key], float32.
         """
         batch, heads, n_query, n_key = self.inputs.sizes
-        blocks = self.inputs.blocks()
+        blocks = self.key_blocks()
         return self._launch(
             received_kernel,
             blocks,
@@ -134,10 +134,21 @@ class ReadCall:
         return self.inputs.q.new_empty(shape, dtype=torch.float32)
 
     def cell_blocks(self, cell: tuple[int, int]) -> Blocks:
-        """The usual blocks, no larger than a cell needs."""
-        usual = self.inputs.blocks()
+        """Blocks for a kernel that sums over cells as well, no larger than a cell needs."""
+        inputs = self.inputs
+        usual = inputs.blocks(inputs.shape(load=1))
         rows, keys = (max(16, triton.next_power_of_2(n)) for n in cell)
+        if inputs.q.itemsize == 4 and inputs.q.shape[-1] > 256:
+            rows = 16  # of 32 rows the scores and the cells' sums leave the registers
         return Blocks(min(usual.rows, rows), min(usual.keys, keys), usual.warps, usual.stages)
+
+    def key_blocks(self) -> Blocks:
+        """Blocks for a kernel that keeps sums of its keys over all rows."""
+        usual = self.inputs.blocks()
+        if self.inputs.q.itemsize == 2:
+            return usual
+        # in full float32 neither 32 keys nor a second stage leave room for the sums
+        return Blocks(usual.rows, min(usual.keys, 16), usual.warps, 1)
 
     def _launch(
         self, kernel, blocks: Blocks, *, programs: int, tensors: tuple, numbers: tuple, **switches

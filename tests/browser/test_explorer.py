@@ -278,6 +278,9 @@ def test_the_keyboard_reaches_everything(visit, tiny_page):
     assert address(page)["head"] == "L2H3"
     page.keyboard.press("?")
     assert page.locator("#help").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.locator("#help").is_visible()
+    page.keyboard.press("?")
     page.locator("#shortcuts").uncheck()
     page.keyboard.press("]")
     assert address(page)["head"] == "L2H3"
@@ -293,6 +296,8 @@ def test_a_wrong_head_in_the_box_is_refused(visit, tiny_page):
     page.locator("#compare").fill("l1h1")
     page.locator("#compare").press("Tab")
     expect(page.locator("#canvases canvas")).to_have_count(3)
+    expect(page.locator("#status")).to_have_text("")
+    expect(page.locator("figcaption").last).to_contain_text("Orange: more; blue: less.")
     assert page.locator("#compare").input_value() == "L1H1"
 
 
@@ -359,6 +364,11 @@ def test_words_are_found_in_pieces_of_words(visit, tmp_path):
     found = read_patterns(model, None, torch.tensor([[1, 2, 3, 4]]))
     tokens = replace(found, tokens=("the", "cat", "##s", "sat"))
     heads = tuple(data.head for data in found.heads)
+    in_bytes = replace(found, tokens=("·caf", "<0xC3>", "<0xA9>s", "·x"))
+    page = visit(make_explorer(Facts("bytes"), in_bytes, heads).save(tmp_path / "bytes.html"))
+    for text, count in (("cafés x", 1), ("É", 1), ("e", 0)):
+        page.locator("#find").fill(text)
+        expect(page.locator("#found")).to_have_text(f"{count} found")
     page = visit(make_explorer(Facts("pieces"), tokens, heads).save(tmp_path / "pieces.html"))
     for text, count in (("the cats", 1), ("cats", 1), ("cats at", 0), ("s sat", 1), ("cat s", 0)):
         page.locator("#find").fill(text)

@@ -30,6 +30,10 @@ def test_the_page_says_what_the_atlas_says(atlas):
     assert maps["induction"]["values"][place] == pytest.approx(row["score"], abs=1e-5)
     assert maps["induction"]["grades"][place] == "strong"
     assert maps[":label"]["values"][place] in atlas[strong].labels
+    previous = list(atlas).index(ha.HeadId.parse("L1H1"))
+    assert maps[":label"]["values"][previous] == "offset"  # previous_token was not scored
+    grades = [label.split("(")[1] for label in data["heads"][place]["labels"]]
+    assert grades == sorted(grades, key=["strong)", "weak)", "ambiguous)"].index)
     assert set(maps) >= {":entropy_nats", ":first_position", ":previous_token"}
     kinds = [cells[0].split()[0] for cells in data["heads"][place]["rows"]]
     assert kinds == ["offset", "induction"]
@@ -46,6 +50,9 @@ def test_some_heads_of_a_model(atlas):
     data, blocks = page_data(atlas.explore(model, tokenizer, "a cat", heads="L1H1").html)
     assert [head["name"] for head in data["heads"]] == [str(head) for head in atlas]
     assert list(blocks) == [list(atlas).index(ha.HeadId.parse("L1H1"))]
+    assert repr(atlas.explore(model, tokenizer, "a cat", heads="L1H1")).startswith(
+        "<Explorer: 1 of 32 heads × "
+    )
     data, blocks = page_data(ha.explore(model, tokenizer, "a cat", heads=["L1KV0", "L1H1"]).html)
     assert [head["name"] for head in data["heads"]] == ["L1H0", "L1H1"]
     assert list(blocks) == [0, 1]
@@ -80,6 +87,7 @@ def test_users_own_tables_and_hostile_words_stay_data(atlas):
         ({"max_mib": 0}, "max_mib is a whole number of at least 1; got 0"),
         ({"max_mib": 2.5}, "got 2.5"),
         ({"title": 5}, "title is a int"),
+        ({"atlas": "atlas.json"}, "HeadAtlas.load"),
         ({"title": "\ud83d"}, "lone surrogate"),
     ],
 )

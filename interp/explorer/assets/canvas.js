@@ -36,7 +36,7 @@ function labelRoom({ first, height, width }) {
 }
 
 function caption(shown) {
-  return `${shown.title}${shown.of ? `: ${shown.of}` : ""}. Query (destination) down, key (source) across.`;
+  return `${shown.title}${shown.of ? `: ${shown.of}` : ""}. Query (destination) down, key (source) across.${shown.signed ? " Orange: more; blue: less." : ""}`;
 }
 
 function sizeCanvas(panel) {
@@ -118,7 +118,7 @@ function drawCross(pen, { shown, scale, room }) {
   if (!place) return;
   const [x, y] = [room + place.column * scale, room + place.row * scale];
   pen.strokeStyle = css(cssColour("--mark"));
-  pen.lineWidth = state.lock ? 2 : 1;
+  pen.lineWidth = 1;
   pen.globalAlpha = 0.6;
   pen.strokeRect(room, y - 0.5, shown.width * scale, scale + 1);
   pen.strokeRect(x - 0.5, room, scale + 1, shown.height * scale);

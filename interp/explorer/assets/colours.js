@@ -1,11 +1,11 @@
-// Weights and scores as colours: rising in lightness alone, or from orange over grey to blue.
+// Weights and scores as colours: rising in lightness alone, or from blue over grey to orange.
 const RAMPS = {
   light: [[247, 251, 255], [210, 227, 243], [154, 200, 224], [82, 157, 204], [28, 108, 177], [8, 48, 107]],
   dark: [[24, 30, 38], [21, 55, 88], [28, 92, 145], [60, 138, 190], [135, 190, 222], [226, 242, 252]],
 };
 const SIGNED = {
-  light: [[179, 88, 6], [241, 163, 64], [247, 247, 247], [103, 169, 207], [5, 80, 150]],
-  dark: [[255, 170, 90], [160, 90, 30], [32, 36, 42], [40, 105, 160], [130, 195, 240]],
+  light: [[5, 80, 150], [103, 169, 207], [247, 247, 247], [241, 163, 64], [179, 88, 6]],
+  dark: [[130, 195, 240], [40, 105, 160], [32, 36, 42], [160, 90, 30], [255, 170, 90]],
 };
 // Paul Tol's muted scheme (2021), made for every colour vision
 const WORDS = ["#332288", "#88ccee", "#44aa99", "#117733", "#999933", "#ddcc77", "#cc6677", "#882255", "#aa4499"];

@@ -34,6 +34,7 @@ function headButton(index, size) {
     button.style.visibility = "hidden";
   } else {
     button.dataset.index = index;
+    if (drawn.length && !drawn.includes(index)) button.classList.add("undrawn");
   }
   return button;
 }

@@ -57,7 +57,10 @@ function toggleHelp() {
 
 function readHeadInput(input, name) {
   const text = input.value.trim();
-  if (name === "compare" && !text) return update({ compare: -1 });
+  if (name === "compare" && !text) {
+    say("");
+    return update({ compare: -1 });
+  }
   const index = aDrawnHead(text);
   if (index === undefined) {
     say(`“${text.slice(0, 40)}” is no head of this page; write ${HEADS[drawn[0]].name}, say.`);
@@ -92,6 +95,7 @@ function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "Escape") {
     document.activeElement?.blur?.();
+    if (!byId("help").hidden) return toggleHelp();
     return unlock();
   }
   const writing = event.target.matches?.("input:not([type=radio]), select, textarea");
@@ -132,6 +136,7 @@ watch(["head", "mean", "top", "q", "k", "direction", "lock"], showStrip);
 watch(["find"], findTokens);
 watch(["q", "k"], tellMatches);
 watch(Object.keys(START), showControls);
+watch(["map", "mean", "view", "top", "find", "theme", "lock"], () => say(""));
 watch(["theme"], showTheme);
 markHeads();
 showCard();

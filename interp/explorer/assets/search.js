@@ -1,8 +1,25 @@
 // Places of the text that hold what is searched for, whatever its case and wherever tokens end.
 const PIECES = PAGE.tokens.some((text) => text.startsWith("##")); // WordPiece writes no blanks
 const plain = (text) => text.toLowerCase().replaceAll(/[·⏎]/g, " ");
-const LOWER = PAGE.tokens.map((text) =>
+const LOWER = joinBytes(PAGE.tokens).map((text) =>
   PIECES ? (text.startsWith("##") ? plain(text.slice(2)) : ` ${plain(text)}`) : plain(text));
+
+// bytes such as <0xC3> <0xA9> are characters only together: their first token gets the text
+function joinBytes(tokens) {
+  const bytesOf = (text) => [...text.matchAll(/<0x([0-9A-F]{2})>/g)].map((match) => parseInt(match[1], 16));
+  const joined = [...tokens];
+  for (let first = 0; first < N; first += 1) {
+    let last = first;
+    while (last < N && /(?:<0x[0-9A-F]{2}>)/.test(tokens[last])) last += 1;
+    if (last === first) continue;
+    const bytes = tokens.slice(first, last).flatMap((text) =>
+      text.split(/(<0x[0-9A-F]{2}>)/).flatMap((part) => (/^<0x/.test(part) ? bytesOf(part) : [...new TextEncoder().encode(part)])));
+    joined[first] = new TextDecoder().decode(Uint8Array.from(bytes));
+    joined.fill("", first + 1, last);
+    first = last;
+  }
+  return joined;
+}
 const STARTS = [];
 LOWER.reduce((start, text, place) => {
   STARTS[place] = start;

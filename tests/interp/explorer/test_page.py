@@ -120,7 +120,7 @@ def test_a_page_is_html_and_replaced_only_when_complete(tmp_path):
     with pytest.raises(InputError, match=r"one \.html page"):
         page.save(tmp_path / "page.htm")
     (tmp_path / "page.html").write_text("before")
-    broken = Explorer((*page.parts, "\ud800"), 1, 1, True)
+    broken = Explorer((*page.parts, "\ud800"), 1, 1, 1, True)
     with pytest.raises(UnicodeEncodeError):
         broken.save(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text() == "before"
@@ -134,7 +134,7 @@ def test_a_notebook_shows_a_frame_without_rights_or_says_why_not():
     frame = dict(tags[0][1])
     assert frame["sandbox"] == "allow-scripts"
     assert frame["srcdoc"] == page.html
-    large = Explorer(("x" * 13 * 2**20,), 1, 1, True)
+    large = Explorer(("x" * 13 * 2**20,), 1, 1, 1, True)
     assert "13.0 MiB" in large._repr_html_()
     assert "iframe" not in large._repr_html_()
 
