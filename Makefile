@@ -35,7 +35,7 @@ notebooks: $(VENV)/.installed-site
 # The explorer and JupyterLab in Chromium (apt-get install chromium); what they show goes to
 # build/screenshots.
 browser: $(VENV)/.installed-site
-	$(VENV)/bin/python -m pytest tests/browser -m browser -n auto
+	$(VENV)/bin/python -m pytest tests/browser tests/interp/plots/test_files.py -m browser -n auto
 
 # The site, into build/site, with a copy of every notebook as it ran.
 docs: $(VENV)/.installed-site

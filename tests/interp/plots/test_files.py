@@ -37,7 +37,7 @@ def test_without_kaleido_pictures_are_refused(monkeypatch):
 
 
 def test_a_browser_that_fails_is_one_error(tmp_path, monkeypatch, figure):
-    kaleido = pytest.importorskip("kaleido")
+    import kaleido
 
     def fail(*_, **__):
         raise RuntimeError("the tab\ncrashed")
@@ -49,9 +49,8 @@ def test_a_browser_that_fails_is_one_error(tmp_path, monkeypatch, figure):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.browser
 def test_a_browser_draws_without_a_network(tmp_path, monkeypatch, figure):
-    if not files._can_draw():
-        pytest.skip("no kaleido, or no browser")
     # whatever would come from the network does not come
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
