@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -28,10 +28,9 @@ def paragraph(head: HeadId, rows: pd.DataFrame, tables: Mapping[str, pd.DataFram
             `retrieval`, `in_context` and `stability` are told in words, of others (or of tables of
             these names with other columns) the first rows, column by column.
     """
-    given: list[Row] = [
+    given = best_first([
         row for row in rows.to_dict("records") if row["grade"] in ("weak", "strong")
-    ]
-    given.sort(key=lambda row: (-GRADES.index(row["grade"]), -row["excess"]))
+    ])  # fmt: skip
     causal = tables.get("causal", pd.DataFrame())
     tested = set(causal["kind"]) if "kind" in causal else set()
     told = [_opening(head, given, rows), *(_label(row, row["kind"] in tested) for row in given)]
@@ -40,6 +39,11 @@ def paragraph(head: HeadId, rows: pd.DataFrame, tables: Mapping[str, pd.DataFram
         told += tell([*tables[name].to_dict("records")]) if name in known else []
     told += [_other(name, table) for name, table in tables.items() if name not in known]
     return " ".join(filter(None, told))
+
+
+def best_first(rows: Iterable[Row]) -> list[Row]:
+    """A head's rows by falling grade, then by falling excess."""
+    return sorted(rows, key=lambda row: (-GRADES.index(row["grade"]), -row["excess"]))
 
 
 def _is_known(name: str, table: pd.DataFrame) -> bool:

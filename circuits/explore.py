@@ -16,7 +16,7 @@ from ..interp.plain_text import checked_text, counted
 from ..interp.sites import attention_sites, hook_drift
 from .arguments import whole_number
 from .atlas_file import with_natural
-from .grade import GRADES
+from .card_text import best_first
 from .same_weights import check_weights
 from .show import COLUMNS, head_cells, provenance
 
@@ -219,12 +219,8 @@ def _card(atlas: HeadAtlas, head: HeadId) -> Card:
     if head not in atlas:
         return Card((), f"{head} is not in the atlas.")
     card = atlas[head]
-    best = card.rows.sort_values("excess", ascending=False, kind="stable")
-    best = best.sort_values("grade", key=lambda own: -own.map(GRADES.index), kind="stable")
-    given_labels = card.labels
-    labels = tuple(
-        f"{kind} ({given_labels[kind]})" for kind in best["kind"] if kind in given_labels
-    )
+    named = [row for row in card.rows.to_dict("records") if row["kind"] in card.labels]
+    labels = tuple(f"{row['kind']} ({row['grade']})" for row in best_first(named))
     given = [
         head_cells({**row, "address": str(head)})
         for row in with_natural(card.rows).to_dict("records")

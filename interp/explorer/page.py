@@ -19,14 +19,13 @@ from typing import Any
 
 from ..heads import HeadId
 from .facts import Card, Facts, HeadMap
-from .read import HeadData, Patterns
+from .read import STATISTICS, HeadData, Patterns
 
 _SCRIPTS = (
     "dom.js", "colours.js", "data.js", "state.js", "head_map.js", "card.js", "views.js",
     "canvas.js", "strip.js", "search.js", "main.js",
 )  # fmt: skip
-_MAPS = (("entropy_nats", "entropy, nats"), ("first_position", "weight on the first token"),
-         ("previous_token", "weight on the previous token"))  # fmt: skip
+_STATISTICS = ("entropy, nats", "weight on the first token", "weight on the previous token")
 _PLACE = re.compile("@@(\\w+)@@")
 _HIDDEN = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
@@ -104,7 +103,7 @@ def _text_maps(patterns: Patterns | None) -> list[HeadMap]:
             {data.head: data.statistics[place] for data in patterns.heads},
             top=None if place == 0 else 1.0,
         )
-        for place, (name, title) in enumerate(_MAPS)
+        for place, (name, title) in enumerate(zip(STATISTICS, _STATISTICS, strict=True))
     ]
 
 

@@ -10,7 +10,7 @@ function joinBytes(tokens) {
   const joined = [...tokens];
   for (let first = 0; first < N; first += 1) {
     let last = first;
-    while (last < N && /(?:<0x[0-9A-F]{2}>)/.test(tokens[last])) last += 1;
+    while (last < N && /<0x[0-9A-F]{2}>/.test(tokens[last])) last += 1;
     if (last === first) continue;
     const bytes = tokens.slice(first, last).flatMap((text) =>
       text.split(/(<0x[0-9A-F]{2}>)/).flatMap((part) => (/^<0x/.test(part) ? bytesOf(part) : [...new TextEncoder().encode(part)])));
