@@ -1,19 +1,15 @@
 """See and edit what attention heads do while a model runs.
 
 One function of ours stands in transformers' attention registry. `attach` points a model at it for
-the length of a `with` block; what it shows and to whom lives in a context variable, so threads and
-nested blocks keep to themselves.
+the length of a `with` block (`switch`); who sees and edits what it computes is said by `frames`.
+Classes that compute attention themselves are seen from inside their forward instead (`inline`).
 """
 
 from __future__ import annotations
 
-import copy
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,39 +20,17 @@ from transformers.utils import output_capturing
 from ..kernels.api import Scores
 from .attention_call import AttentionCall, Edit, Observer
 from .autocast import as_attended, autocast_off
-from .call_checks import refuse_checkpointing, refuse_unknown
-from .errors import InputError
+from .call_checks import refuse_unknown
+from .frames import Frame, edits_of, entered, show, views_of
 from .hook_requests import check_sites, read_requests
+from .inline import in_view
 from .masks import NAME, read_mask
 from .placement import placement
 from .placement import register as register_mask
 from .sites import Site, attention_sites
-from .switch import asks_unheld, switched
+from .switch import EAGER, switched
 
 __all__ = ["AttentionCall", "Edit", "attach"]
-
-
-@dataclass(frozen=True, eq=False)
-class Frame:
-    """What one `attach` asked for: whose modules, who watches, what is edited."""
-
-    site_of: Callable[[nn.Module, Tensor, Tensor, Tensor], Site | None]
-    observers: tuple[Observer, ...]
-    edits: tuple[Edit, ...]
-    model: nn.Module
-
-    @cached_property
-    def modules(self) -> frozenset[int]:
-        """Ids of the model's modules."""
-        return frozenset(id(module) for module in self.model.modules())
-
-    @property
-    def acts(self) -> bool:
-        """Whether a forward pass that it does not reach would go unnoticed."""
-        return bool(self.observers or self.edits)
-
-
-_FRAMES: ContextVar[tuple[Frame, ...]] = ContextVar("headatlas_frames", default=())
 
 
 @contextmanager
@@ -91,6 +65,10 @@ def attach(
     Under `torch.autocast` q, k and v come in its dtype, as attention would take them; edits and
     observers run with it off, so that what they compute is not rounded further.
 
+    Where a class computes attention in its own code (`site.inline`), scores, pattern, v and z are
+    seen and edited inside it, in that order of its own; q and k are not seen, and edits of them are
+    refused.
+
     Layers that activation checkpointing runs again in the backward pass run there without the
     edits, since the block may be over, and gradients would be silently wrong. A model's own
     checkpointing is refused in training mode; that a caller wrapped its modules in
@@ -100,7 +78,7 @@ def attach(
     before dropout, z comes after it.
 
     Args:
-        model: a transformers model that uses the attention registry.
+        model: a transformers model.
         observers: functions called with each `AttentionCall`.
         edits: changes to make.
 
@@ -134,85 +112,26 @@ def attach(
     def site_of(module: nn.Module, *_: Tensor) -> Site | None:
         return table.get(id(module))
 
-    with hooked(model, Frame(site_of, *requests, model)):
+    inline = [modules[site.module] for site in sites if site.inline]
+    with hooked(model, Frame(site_of, *requests, model), inline):
         yield sites
 
 
 @contextmanager
-def hooked(model: PreTrainedModel, frame: Frame) -> Iterator[None]:
-    """Point `model` at our attention function with `frame` on top; the machinery of `attach`."""
+def hooked(
+    model: PreTrainedModel, frame: Frame, inline: Sequence[nn.Module] = ()
+) -> Iterator[None]:
+    """Have `model` show its attention to `frame` and those around; the machinery of `attach`.
+
+    Args:
+        model: the model.
+        frame: who sees and edits it.
+        inline: its modules that compute attention themselves; without any it goes by the registry.
+    """
     register_mask()
     AttentionInterface.register(NAME, _attention)
-    with switched(model), _announced(frame):
-        try:
-            _FRAMES.set((*_FRAMES.get(), frame))
-            yield
-        finally:
-            try:  # right here: a request to stop may come at the start of any function
-                _leave(frame)
-            except BaseException:
-                _leave(frame)
-                raise
-
-
-def _leave(frame: Frame, before: tuple[Frame, ...] = ()) -> None:
-    """Take `frame` off this context and put back what it stood for; a second time does nothing.
-
-    It goes by the frame alone: a block that is stopped at its end may end later than those after.
-    """
-    frames = _FRAMES.get()
-    if frame in frames:
-        at = frames.index(frame)
-        _FRAMES.set((*frames[:at], *before, *frames[at + 1 :]))
-
-
-@contextmanager
-def unobserved(model: nn.Module) -> Iterator[None]:
-    """Run `model` for ourselves: observers and edits of blocks around this one rest."""
-    before, alone = _FRAMES.get(), Frame(lambda *_: None, (), (), model)
-    try:
-        _FRAMES.set((alone,))
+    with switched(model, EAGER if inline else NAME), in_view(inline), entered(frame):
         yield
-    finally:
-        try:  # right here: a request to stop may come at the start of any function
-            _leave(alone, before)
-        except BaseException:
-            _leave(alone, before)
-            raise
-
-
-_LOCK = threading.Lock()
-
-# The frames of all threads that observe or edit something at this moment.
-_ACTING: list[Frame] = []
-
-
-def is_edited(model: nn.Module) -> bool:
-    """Whether some block edits the model's attention at this moment."""
-    modules = {id(module) for module in model.modules()}
-    return any(frame.edits and not frame.modules.isdisjoint(modules) for frame in _ACTING)
-
-
-@contextmanager
-def _announced(frame: Frame) -> Iterator[None]:
-    if not frame.acts:
-        yield
-        return
-    try:
-        with _LOCK:
-            _ACTING.append(frame)
-        yield
-    finally:
-        try:  # right here: a request to stop may come at the start of any function
-            _retire(frame)
-        except BaseException:
-            _retire(frame)
-            raise
-
-
-def _retire(frame: Frame) -> None:
-    with _LOCK:
-        _ACTING[:] = [other for other in _ACTING if other is not frame]
 
 
 @torch.compiler.disable  # compiled models break their graph here, so that observers run each time
@@ -232,12 +151,7 @@ def _attention(
     **rest: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """Our entry in transformers' attention registry: its signature, its layouts."""
-    views = [(frame, frame.site_of(module, query, key, value)) for frame in _FRAMES.get()]
-    views = [(frame, site) for frame, site in views if site is not None]
-    if not views:
-        _refuse_unseen(module)
-    if module.training:
-        refuse_checkpointing([frame.model for frame, _ in views])
+    views = views_of(module, query, key, value)
     name = views[-1][1].module if views else type(module).__name__
     refuse_unknown(name, rest)
     query, key, value = as_attended(*_same_batch(query, key, value))
@@ -251,45 +165,11 @@ def _attention(
     where = partial(placement, attention_mask, query.shape[2], key.shape[2], stack)
     where = where() if stack in ("dec", "cross") else where  # there calls depend on one another
     call = AttentionCall(site, query, key, value, mask, scores, where)
-    edits = [(edit, site) for frame, site in views for edit in frame.edits if edit.acts_at(site)]
     with autocast_off(query.device):
-        call.compute(edits, dropout=dropout if module.training else 0.0)
-        _show(call, views)
+        call.compute(edits_of(views), dropout=dropout if module.training else 0.0)
+        show(call, views)
         wanted = output_attentions or _pattern_wanted()
         return call.z.transpose(1, 2).contiguous(), call.pattern if wanted else None
-
-
-def _show(call: AttentionCall, views: Sequence[tuple[Frame, Site]]) -> None:
-    for frame, site in views:
-        shown = copy.copy(call).at(site)
-        for observer in frame.observers:
-            observer(shown)
-
-
-def _refuse_unseen(module: nn.Module) -> None:
-    """Refuse a call that no frame of this context sees, unless it is plainly meant so."""
-    kind = type(module).__name__
-    mine = [frame for frame in _FRAMES.get() if id(module) in frame.modules]
-    if any(frame.acts for frame in mine):
-        raise InputError(
-            f"{kind} attends here but did not when the model was surveyed, so observers and edits "
-            "would miss it. This way of running the model is not supported."
-        )
-    if mine:
-        return
-    with _LOCK:
-        elsewhere = any(id(module) in frame.modules for frame in _ACTING)
-    if elsewhere:
-        raise InputError(
-            f"{kind} runs in a thread (or context) without an attach block of its own, while "
-            "another one observes or edits the model. Start the thread with "
-            "contextvars.copy_context().run to take the block along, or attach(model) inside it."
-        )
-    if asks_unheld(getattr(module, "config", None)):
-        raise InputError(
-            f"{kind} belongs to a copy made inside an attach block, which the block does not see. "
-            "Copy the model outside, or call set_attn_implementation('sdpa') on the copy."
-        )
 
 
 def _sum(bias: Tensor | None, more: Tensor | None, n_query: int, n_key: int) -> Tensor | None:

@@ -15,8 +15,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .attach import unobserved
 from .errors import InputError
+from .frames import unobserved
 from .tokens import context_length
 
 

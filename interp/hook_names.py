@@ -28,6 +28,7 @@ _CALLED = {
 NamesFilter = str | Collection[str] | Callable[[str], bool] | None
 
 KINDS = ("q", "k", "rot_q", "rot_k", "v", "attn_scores", "pattern", "z", "result")
+_QUERIES = ("q", "k", "rot_q", "rot_k")  # not seen where a class attends in its own code
 # kinds that exist per query head; keys and values exist per key-value head
 PER_HEAD = ("q", "rot_q", "attn_scores", "pattern", "z", "result")
 
@@ -150,7 +151,7 @@ def choose_names(
             heads = tuple(h.head for h in chosen if (h.site, h.layer) == (site.stack, site.layer))
             if not heads:
                 continue
-        for kind in kinds:
+        for kind in _shown(site, kinds):
             name = _name(site, kind)
             if accept(name):
                 wanted.append(Wanted(name, kind, site, heads if kind in PER_HEAD else None))
@@ -172,17 +173,25 @@ def _predicate(
     if callable(names_filter):
         return names_filter
     asked = _listed(names_filter)
-    full = {_name(site, kind) for site in sites for kind in kinds}
+    full = {_name(site, kind) for site in sites for kind in _shown(site, kinds)}
     accepted: set[str] = set()
     for entry in asked:
         kind = entry.removeprefix("hook_")
         if entry in full:
             accepted.add(entry)
         elif kind in kinds:
+            if kind in _QUERIES:
+                for site in sites:
+                    site.check_queries(f"hook_{kind}")
             accepted |= {_name(site, kind) for site in sites}
         else:
             raise InputError(f"there is no {entry!r}. {what_exists(full, entry)}")
     return accepted.__contains__
+
+
+def _shown(site: Site, kinds: Sequence[str]) -> list[str]:
+    """Of the kinds those that the site shows."""
+    return [kind for kind in kinds if not (site.inline and kind in _QUERIES)]
 
 
 def _listed(names: Any) -> list[str]:

@@ -53,10 +53,14 @@ def check_sites(
         whose: where the caller finds these sites, for the message.
 
     Raises:
-        InputError: an edit names a site that is not among the model's.
+        InputError: an edit names a site that is not among the model's, or changes q or k where
+            they are not seen.
     """
     known = frozenset(sites)
     for edit in edits:
+        if edit.target in ("q", "k"):
+            for site in known if edit.sites is None else known & frozenset(edit.sites):
+                site.check_queries(f"an edit of {edit.target}")
         if edit.sites is None:
             continue
         named = edit.sites if isinstance(edit.sites, Set) else ()

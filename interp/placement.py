@@ -81,6 +81,11 @@ def placement(mask: Any, n_query: int, n_key: int, stack: str) -> Placement | No
     return known
 
 
+def note_decoder(column: int) -> None:
+    """Where the decoder's queries stand, for the cross-attention that comes next."""
+    _DECODER.set(column)
+
+
 def register() -> None:
     """Enter `placed_visible_keys` into transformers' mask registry; repeating changes nothing."""
     AttentionMaskInterface.register(NAME, placed_visible_keys)

@@ -29,6 +29,8 @@ class Site:
         d_head: width of a query or key.
         d_value: width of a value, of one head's z.
         causal: whether a query sees no later key.
+        inline: whether its class computes attention itself, outside transformers' attention
+            registry: scores, pattern, v and z are seen there, q and k are not.
     """
 
     module: str
@@ -39,6 +41,7 @@ class Site:
     d_head: int
     d_value: int
     causal: bool
+    inline: bool = False
 
     @property
     def prefix(self) -> str:
@@ -60,6 +63,19 @@ class Site:
         """Its query heads in order."""
         return tuple(HeadId(self.stack, self.layer, head) for head in range(self.n_heads))
 
+    def check_queries(self, what: str) -> None:
+        """Refuse what would show or change its q and k, where they are not seen.
+
+        Raises:
+            InputError: its class computes attention itself.
+        """
+        if self.inline:
+            raise InputError(
+                f"{what} does not exist at {self.label}: its class computes attention outside "
+                "transformers' attention registry, so that scores, pattern, v and z are seen "
+                "there, but not q and k."
+            )
+
 
 @dataclass(frozen=True)
 class _Survey:
@@ -77,15 +93,18 @@ def attention_sites(model: nn.Module) -> tuple[Site, ...]:
 
     Runs the model four times on two sequences of at most 8 tokens, once per model: as it is,
     hooked, and with one head per module removed through z and through the pattern, which must
-    agree. The result is kept until the model's modules, its attention implementation, or the
-    shape, dtype or device of a weight change. Training mode, random state and gradients are left
-    alone.
+    agree. Where transformers' attention registry does not show all of its attention, it is looked
+    for in the classes' own code, a softmax over scores and a product with values, and checked in
+    the same way (`Site.inline`). The result is kept until the model's modules, its attention
+    implementation, or the shape, dtype or device of a weight change. Training mode, random state
+    and gradients are left alone.
 
     Raises:
         InputError: no model, such as a name; a model in a TransformerLens wrapper; no attention;
-            attention outside transformers' registry, in all layers or in some; weights shared
-            between layers; sparse attention; a weight that is not finite; a forward that breaks
-            with its attention hooked; or hooked outputs that differ from the model's own.
+            attention outside transformers' registry, in all layers or in some, that is no plain
+            softmax over scores of tokens; weights shared between layers; a weight that is not
+            finite; a forward that breaks with its attention hooked; or hooked outputs that differ
+            from the model's own.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel

@@ -85,11 +85,16 @@ class Trace:
     def _sources(
         self, segment: Segment, known: SiteSources | None
     ) -> tuple[Source, Source, Source]:
+        site = segment.call.site
         if known is not None and not known.tied:
             q, k, v = known.q, known.k, known.v
-            if segment.holds("q", q) and segment.holds("k", k) and segment.holds("v", v):
+            seen = segment.holds("v", v)
+            if seen and (site.inline or (segment.holds("q", q) and segment.holds("k", k))):
                 return q, k, v
         claims = Claims()
+        if site.inline:
+            q, k = (_unseen(n, site.d_head) for n in (site.n_heads, site.n_kv_heads))
+            return q, k, segment.source("v", claims)
         q, k, v = (segment.source(kind, claims) for kind in ("q", "k", "v"))
         return q, k, v
 
@@ -98,6 +103,12 @@ class Trace:
             if is_norm(event.module):
                 self.norms[tuple(event.y.shape)] = event
         self.events, self.frames = [], []
+
+
+def _unseen(n_heads: int, width: int) -> Source:
+    """The source of queries or keys that a class uses in its own code."""
+    why = "its class computes attention in its own code, where q and k are not seen"
+    return Source(n_heads, width, (), (), rotated=False, tied=False, missing=why)
 
 
 def _follow(

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from .attach import attach, unobserved
+from .attach import attach
 from .forward import embedding_weight, run_base
+from .frames import unobserved
 from .norms import is_norm
 from .sites import Site, attention_sites
 from .source_parts import Input, Part, SiteSources, Source

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -17,12 +17,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .attach import AttentionCall, Edit, Frame, hooked
+from .attach import AttentionCall, Edit, hooked
 from .errors import InputError
 from .forward import embedding_weight, undisturbed
+from .frames import Frame
+from .inline_survey import find_inline
 from .pattern import masked_scores
 from .sites import Site
 from .switch import is_copy, is_switched
+from .watch import watch_modules
 
 PROBE_TOKENS = 8
 DECODER_TOKENS = 5  # fewer, so that cross-attention shows by its shape
@@ -49,18 +52,48 @@ def examine(model: PreTrainedModel) -> tuple[tuple[Site, ...], float]:
     exact = torch.autocast(embedding_weight(model).device.type, enabled=False)
     with undisturbed(model), torch.no_grad(), exact:
         own = _run_alone(model, inputs)
-        with _said_plainly(model):
-            calls, seen = _list_calls(model, inputs)
-        _check_calls(model, [site.module for site in calls])
-        sites = _number(calls)
-        drift = _distance(seen, own)
-        _check_exact(model, drift, own.dtype, "hooked outputs differ from its own by a relative")
-        with _said_plainly(model):
-            cut = _distance(*(_run_cut(model, inputs, sites, to) for to in ("z", "pattern")))
-        _check_exact(
-            model, cut, own.dtype, "removing a head through z or through its pattern differs by"
-        )
+        try:
+            return _checked(model, inputs, own, _list_calls)
+        except InputError as refused:
+            # the registry does not have it all: what the classes' own code shows may be all
+            try:
+                return _checked(model, inputs, own, _list_inline)
+            except InputError as error:
+                raise _both(refused, error) from error
+
+
+def _checked(
+    model: PreTrainedModel,
+    inputs: dict[str, Any],
+    own: Tensor,
+    list_calls: Callable[..., tuple[list[Site], Tensor]],
+) -> tuple[tuple[Site, ...], float]:
+    """Sites and drift in one of the two ways to hook a model.
+
+    Raises:
+        InputError: it does not show all of the model's attention exactly.
+    """
+    ran = set[str]()
+    likely = {model.get_submodule(name): name for name in _likely_attention(model)}
+    with _said_plainly(model), watch_modules(likely, lambda module, *_: ran.add(likely[module])):
+        calls, seen = list_calls(model, inputs)
+    _check_calls(model, [site.module for site in calls], [n for n in likely.values() if n in ran])
+    sites = _number(calls)
+    drift = _distance(seen, own)
+    _check_exact(model, drift, own.dtype, "hooked outputs differ from its own by a relative")
+    with _said_plainly(model):
+        cut = _distance(*(_run_cut(model, inputs, sites, to) for to in ("z", "pattern")))
+    _check_exact(
+        model, cut, own.dtype, "removing a head through z or through its pattern differs by"
+    )
     return sites, drift
+
+
+def _both(refused: InputError, inline: InputError) -> InputError:
+    """Why neither way shows a model's heads."""
+    if str(inline) in str(refused):
+        return refused
+    return InputError(f"{refused} Nor does its own code show them: {inline}")
 
 
 def _refuse_own_layers(model: nn.Module) -> None:
@@ -102,13 +135,32 @@ def _list_calls(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[list[Si
             raise InputError(
                 f"{type(module).__name__} attends but is not among the model's modules."
             )
-        stack = _stack(model, q.shape[2], k.shape[2])
+        stack = _stack(model, name, q.shape[2], k.shape[2])
         return Site(name, stack, -1, q.shape[1], k.shape[1], q.shape[3], v.shape[3], False)
 
     def record(call: AttentionCall) -> None:
         calls.append(replace(call.site, causal=_is_causal(call)))
 
     with hooked(model, Frame(site_of, (record,), (), model)):
+        seen = _output(model, inputs)
+    return calls, seen
+
+
+def _list_inline(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[list[Site], Tensor]:
+    """The same of a model whose classes compute attention in their own code."""
+    found = find_inline(model, lambda: _output(model, inputs), len(inputs["input_ids"]))
+    table, calls = dict[int, Site](), list[Site]()
+    for part in found:
+        _, heads, n_query, n_key = part.pattern
+        stack, shape = _stack(model, part.name, n_query, n_key), (part.d_head, part.v[3])
+        site = Site(part.name, stack, -1, heads, part.v[1], *shape, causal=False, inline=True)
+        table[id(model.get_submodule(part.name))] = site
+
+    def record(call: AttentionCall) -> None:
+        calls.append(replace(call.site, causal=_is_causal(call)))
+
+    frame = Frame(lambda module: table.get(id(module)), (record,), (), model)
+    with hooked(model, frame, [model.get_submodule(part.name) for part in found]):
         seen = _output(model, inputs)
     return calls, seen
 
@@ -127,16 +179,27 @@ def _run_cut(
     def site_of(module: nn.Module, *_: Tensor) -> Site | None:
         return table.get(id(module))
 
-    with hooked(model, Frame(site_of, (), (Edit(target, change),), model)):
+    inline = [model.get_submodule(site.module) for site in sites if site.inline]
+    with hooked(model, Frame(site_of, (), (Edit(target, change),), model), inline):
         return _output(model, inputs)
 
 
-def _stack(model: PreTrainedModel, n_query: int, n_key: int) -> str:
-    if not is_encoder_decoder(model):
-        return ""
-    if n_query != n_key:
-        return "cross"
-    return "enc" if n_query == PROBE_TOKENS else "dec"
+def _stack(model: PreTrainedModel, name: str, n_query: int, n_key: int) -> str:
+    """Which stack a call is of, by how many tokens it attends from and to.
+
+    Raises:
+        InputError: its rows and columns are not the tokens (pooled ones, prompts put before them).
+    """
+    encoder_decoder = is_encoder_decoder(model)
+    stacks = {(PROBE_TOKENS, PROBE_TOKENS): "enc" if encoder_decoder else ""}
+    if encoder_decoder:
+        stacks |= {(DECODER_TOKENS, DECODER_TOKENS): "dec", (DECODER_TOKENS, PROBE_TOKENS): "cross"}
+    if (n_query, n_key) not in stacks:
+        raise InputError(
+            f"{name} attends from {n_query} places to {n_key}, of {PROBE_TOKENS} tokens, so its "
+            "rows and columns are not tokens. The model is not supported."
+        )
+    return stacks[n_query, n_key]
 
 
 def _is_causal(call: AttentionCall) -> bool:
@@ -156,15 +219,16 @@ def _number(calls: list[Site]) -> tuple[Site, ...]:
     return tuple(sites)
 
 
-def _check_calls(model: PreTrainedModel, called: list[str]) -> None:
+def _check_calls(model: PreTrainedModel, called: list[str], ran: list[str]) -> None:
+    """Refuse a model whose attention was not all seen, each once; `ran` is what looks like it."""
     kind = type(model).__name__
-    likely = [] if model.config.model_type in _NO_ATTENTION else list(_likely_attention(model))
+    likely = [] if model.config.model_type in _NO_ATTENTION else ran
     if not called:
         if likely:
             module = type(model.get_submodule(likely[0])).__name__
             raise InputError(
                 f"{kind} computes attention in {module} without transformers' attention registry, "
-                "so its heads cannot be seen. Use a model whose class goes through the registry."
+                "so that hooks there miss it."
             )
         raise InputError(f"{kind} has no attention heads.")
     twice = [name for name, count in Counter(called).items() if count > 1]
@@ -177,8 +241,7 @@ def _check_calls(model: PreTrainedModel, called: list[str]) -> None:
     if missed:
         raise InputError(
             f"{kind} passes only some of its attention through transformers' registry; not seen: "
-            f"{_listing(missed)}. If these belong to another modality, pass the language model "
-            "alone; otherwise the model is not supported."
+            f"{_listing(missed)}. The model is not supported."
         )
 
 

@@ -37,9 +37,17 @@ _HELD: dict[int, _Hold] = {}
 _LOCK = threading.Lock()
 
 
+EAGER = "eager"  # what classes call their own attention, written out
+
+
 @contextmanager
-def switched(model: PreTrainedModel) -> Iterator[None]:
+def switched(model: PreTrainedModel, name: str = NAME) -> Iterator[None]:
     """Have `model` call our attention function inside the block, and as before after it.
+
+    Args:
+        model: the model.
+        name: the implementation to switch to: ours, or `EAGER` for classes that go past the
+            registry, whose own code then writes the pattern out.
 
     Raises:
         InputError: on exit, when the implementation was changed inside the block.
@@ -50,16 +58,20 @@ def switched(model: PreTrainedModel) -> Iterator[None]:
         with _LOCK:
             for owner in owners:
                 _HELD.setdefault(id(owner), _hold(owner)).by.add(block)
-            model.set_attn_implementation(NAME)
+            if name == EAGER:
+                for config in owners[1:]:  # some of these classes refuse to be switched
+                    config._attn_implementation_internal = EAGER
+            else:
+                model.set_attn_implementation(name)
             if _HELD[id(model)].by == {block}:
                 model.__dict__[_PREPARE] = _TensorMasks(model)
-            ours = [owner for owner in owners[1:] if _implementation(owner) == NAME]
+            ours = [owner for owner in owners[1:] if _implementation(owner) == name]
         yield
         with _LOCK:
-            changed = [config for config in ours if _implementation(config) != NAME]
+            changed = [config for config in ours if _implementation(config) != name]
             found = _implementation(changed[0]) if changed else None
             for config in changed:
-                config._attn_implementation_internal = NAME  # an outer block still needs it
+                config._attn_implementation_internal = name  # an outer block still needs it
     finally:
         try:  # right here: a request to stop may come at the start of any function
             _release(owners, block)

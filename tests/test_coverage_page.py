@@ -27,7 +27,7 @@ class TestCoverage:
         """Three families of the long table, tried again."""
         found = coverage.tried(family, sort)
         (line,) = [line for line in self.PAGE.splitlines() if f" {family}," in line]
-        assert found.outcome == ("hooked" if ", hooked (" in line else "refused")
+        assert found.outcome == ("hooked" if ", hooked" in line else "refused")
         assert found.outcome == "hooked" or f"refused: {coverage.reason(found.reason)} (" in line
 
     def test_the_counts_add_up(self):

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ...interp.attach import is_edited
 from ...interp.errors import InputError
+from ...interp.frames import is_edited
 from ...interp.heads import HeadId, one_or_more, parse_head
 from ...interp.named_heads import locate
 from ...interp.plain_numbers import as_index

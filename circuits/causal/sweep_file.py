@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 from torch import nn
 
-from ...interp.attach import is_edited
 from ...interp.errors import InputError, one_line
 from ...interp.files import atomic_write, check_target
+from ...interp.frames import is_edited
 from ...interp.heads import HeadId
 from ...interp.probes import Prompts
 from ..fingerprint import fingerprint_prompts

@@ -206,6 +206,7 @@ class _Tracer:
     def _keep(self, _places: list[int], _documents: slice, call: AttentionCall) -> None:
         """Keep queries and keys of the whole model where induction heads are."""
         if self._targets(call.site):
+            call.site.check_queries("the path through queries and keys alone")
             q, k = self._clean.get(call.site, (call.q[:0], call.k[:0]))
             self._clean[call.site] = torch.cat([q, call.q]), torch.cat([k, call.k])
 

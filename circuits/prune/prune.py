@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...interp.attach import is_edited
 from ...interp.errors import InputError
+from ...interp.frames import is_edited
 from ...interp.plain_text import counted
 from ...interp.probes import MIN_PROMPTS
 from ...interp.sites import check_model

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from ...interp.attach import is_edited
 from ...interp.errors import InputError
+from ...interp.frames import is_edited
 from ...interp.resume import Blocks
 from ...interp.switch import is_copy, is_switched
 

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ...interp.attach import AttentionCall, attach, unobserved
+from ...interp.attach import AttentionCall, attach
 from ...interp.errors import InputError
 from ...interp.forward import embedding_weight, run_base
+from ...interp.frames import unobserved
 from ...interp.sites import Site
 from ...interp.sources import sources
 from ...interp.tokens import context_length
@@ -113,6 +114,7 @@ def _queries(model: Any) -> tuple[dict[Site, Tensor], list[int]]:
     seen: dict[Site, Tensor] = {}
 
     def observe(call: AttentionCall) -> None:
+        call.site.check_queries("the rotation of queries")
         seen[call.site] = call.q[:, :, 0].detach().clone()
 
     try:

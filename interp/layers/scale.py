@@ -199,6 +199,7 @@ def diagnose_scales(
         )
 
     def see(call: AttentionCall) -> None:
+        call.site.check_queries("the scale of q·k")
         live = mask if read is None else read.live(call.site, keys=False)
         seen = call.mask if live is None else _without_padding(call, live)
         found[call.site] = scale_diagnostic(call.q, call.k, mask=seen, scores=call.scores)

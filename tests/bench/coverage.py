@@ -88,6 +88,7 @@ class Tried:
         reason: the refusal, the error, or what stopped it before it was tried.
         detail: the error behind a reason.
         drift: of the hooked forward, relative to the largest output.
+        inline: hooked in its classes' own code, outside transformers' attention registry.
     """
 
     family: str
@@ -96,6 +97,7 @@ class Tried:
     reason: str = ""
     detail: str = ""
     drift: float = 0.0
+    inline: bool = False
 
 
 class TooLongError(BaseException):
@@ -174,8 +176,8 @@ def tried(family: str, sort: str) -> Tried:
     except NotBuiltError as error:
         return Tried(family, sort, "not tried", str(error), _said(error.__cause__))
     try:
-        attention_sites(model)
-        return Tried(family, sort, "hooked", drift=hook_drift(model))
+        inline = any(site.inline for site in attention_sites(model))
+        return Tried(family, sort, "hooked", drift=hook_drift(model), inline=inline)
     except InputError as error:
         return Tried(family, sort, "refused", str(error))
     except Exception as error:  # a fault of this project: the table must show it
@@ -252,9 +254,11 @@ def layout(family: str) -> str:
 def reason(text: str) -> str:
     """A refusal without the names of modules, so that families of one reason stand together."""
     for pattern, words in (
-        (r"without transformers' attention reg", "all of its attention is outside the registry"),
+        (r"several softmaxes", "several softmaxes in one attention call"),
+        (r"are not tokens", "its queries or keys are not the tokens (pooled, or behind prompts)"),
+        (r"without transformers' attention reg", "attention of its own without a plain softmax"),
         (r"no attention heads", "no attention heads found"),
-        (r"not seen", "some of its attention is outside the registry, or not run by text alone"),
+        (r"not seen", "some of its attention has no plain softmax"),
         (r"selects keys", "sparse attention: keys are selected by an index"),
         (r"more than once", "layers share weights"),
         (r"runs alone, but not", "the forward breaks with its attention and masks replaced"),
@@ -279,8 +283,10 @@ def markdown() -> dict[str, str]:
     hooked = [row for row in found if row.outcome == "hooked"]
     lines = ["| | families |", "|---|---|"]
     for sort in _SORTS:
-        own = [row for row in hooked if row.sort == sort]
-        lines.append(f"| {sort}s, hooked ({len(own)}) | {_names(own)} |")
+        for inline, how in ((False, "hooked"), (True, "hooked in their own code")):
+            own = [row for row in hooked if (row.sort, row.inline) == (sort, inline)]
+            if own:
+                lines.append(f"| {sort}s, {how} ({len(own)}) | {_names(own)} |")
     refused: dict[str, list[Tried]] = {}
     for row in found:
         if row.outcome == "refused":

@@ -14,8 +14,8 @@ import psutil
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from headatlas.interp import attach as attach_module
-from headatlas.interp import forward, placement, switch, watch
+from headatlas.interp import forward, inline, placement, switch, watch
+from headatlas.interp import frames as frames_module
 from headatlas.interp.attach import attach
 from headatlas.interp.capture import capture
 from headatlas.interp.hook_names import TARGETS
@@ -97,9 +97,9 @@ def traces(model):
         ),
         "attributes": sum(len(module.__dict__) for module in model.modules()),
         "implementation": model.config._attn_implementation,
-        "held": len(switch._HELD) + len(forward._HELD),
-        "acting": len(attach_module._ACTING),
-        "frames": len(attach_module._FRAMES.get()) + len(layer_hooks._FRAMES.get()),
+        "held": len(switch._HELD) + len(forward._HELD) + len(inline._HELD),
+        "acting": len(frames_module._ACTING),
+        "frames": len(frames_module._FRAMES.get()) + len(layer_hooks._FRAMES.get()),
         "watching": len(watch._WATCHING.get()),
         "noted": len(placement._NOTED),
     }

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from headatlas.interp import attach as attach_module
+from headatlas.interp import frames as frames_module
 from headatlas.interp import switch
 from headatlas.interp.attach import Edit, attach
 from headatlas.interp.errors import InputError
@@ -45,7 +45,7 @@ class TestState:
             run()
         assert_same_state(before, state(model))
         assert switch._HELD == {}
-        assert attach_module._FRAMES.get() == ()
+        assert frames_module._FRAMES.get() == ()
         assert torch.equal(logits(model), own)
 
     @pytest.mark.parametrize("target", TARGETS)
@@ -64,8 +64,8 @@ class TestState:
             stop()
         assert_same_state(before, state(model))
         assert switch._HELD == {}
-        assert attach_module._FRAMES.get() == ()
-        assert attach_module._ACTING == []
+        assert frames_module._FRAMES.get() == ()
+        assert frames_module._ACTING == []
         assert torch.equal(rng, torch.get_rng_state())
 
     def test_configs_that_differ_are_each_restored(self, tiny):

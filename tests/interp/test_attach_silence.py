@@ -5,13 +5,15 @@ import pytest
 import torch
 
 from headatlas.interp import attach as attach_module
-from headatlas.interp import switch
+from headatlas.interp import frames as frames_module
+from headatlas.interp import inline, switch
 from headatlas.interp.attach import attach
 from headatlas.interp.errors import InputError
 from headatlas.interp.forward import run_base
 from headatlas.interp.sites import attention_sites
 
 from .edits import IDS, assert_same_state, logits, state, zero_head
+from .inline_models import build_inline
 from .interrupts import interrupt_at
 
 
@@ -65,7 +67,7 @@ class TestSilence:
         model = tiny("llama")
         other = tiny("llama").model.layers[0].self_attn
         with attach(model, observers=[lambda call: None]):
-            frame = attach_module._FRAMES.get()[-1]
+            frame = frames_module._FRAMES.get()[-1]
             model.model.layers[0].self_attn = other
             frame.__dict__.pop("modules", None)
             other.config = model.config
@@ -128,15 +130,17 @@ class TestSilence:
         (switch, "switched"),
         (switch, "_release"),
         (attach_module, "hooked"),
-        (attach_module, "_leave"),
-        (attach_module, "_announced"),
-        (attach_module, "_retire"),
+        (inline, "in_view"),
+        (inline, "_release"),
+        (frames_module, "_leave"),
+        (frames_module, "_announced"),
+        (frames_module, "_retire"),
     ],
 )
 def test_an_interrupt_leaves_the_model_as_it_was(tiny, module, function):
-    model = tiny("llama")
+    model = build_inline("bloom") if module is inline else tiny("llama")
     attention_sites(model)
-    before, frames = state(model), attach_module._FRAMES.get()
+    before, frames = state(model), frames_module._FRAMES.get()
     event, reached = 0, True
     while reached:
         event += 1
@@ -148,7 +152,7 @@ def test_an_interrupt_leaves_the_model_as_it_was(tiny, module, function):
             pass
         reached = seen() >= event
         assert_same_state(before, state(model))
-        assert switch._HELD == {}
-        assert attach_module._ACTING == []
-        assert attach_module._FRAMES.get() == frames
+        assert switch._HELD == inline._HELD == {}
+        assert frames_module._ACTING == []
+        assert frames_module._FRAMES.get() == frames
     assert event > 2 or function in ("_leave", "_retire")

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from headatlas.interp import attach as attach_module
-from headatlas.interp import forward, switch, watch
+from headatlas.interp import forward, inline, switch, watch
+from headatlas.interp import frames as frames_module
 from headatlas.interp.interventions import run, zero
 from headatlas.interp.layers import hooks
 from headatlas.interp.layers.attention import HookedAttention
@@ -16,6 +17,7 @@ from headatlas.interp.layers.config import AttentionConfig
 from headatlas.interp.sites import attention_sites
 
 from .edits import IDS, assert_same_state, state
+from .inline_models import build_inline
 
 TURNS, LIMIT = 300, 3.0  # signals, seconds
 
@@ -24,9 +26,10 @@ def left_behind(model):
     """What blocks keep while they last, and hooks on modules; empty outside."""
     flags = [part for part in model.modules() if not part.training]
     hooked = [part for part in model.modules() if part._forward_hooks or part._forward_pre_hooks]
-    frames = (attach_module._FRAMES.get(), hooks._FRAMES.get(), hooks._USES.get())
-    held = (dict(switch._HELD), dict(forward._HELD), list(attach_module._ACTING))
-    return [x for x in (*frames, *held, watch._WATCHING.get(), flags, hooked) if x]
+    acting = list(frames_module._ACTING)
+    frames = (frames_module._FRAMES.get(), hooks._FRAMES.get(), hooks._USES.get())
+    held = (dict(switch._HELD), dict(forward._HELD), dict(inline._HELD))
+    return [x for x in (*frames, *held, acting, watch._WATCHING.get(), flags, hooked) if x]
 
 
 def stop(*_):
@@ -93,6 +96,21 @@ class TestSignals:
 
         assert interrupted(blocks, check, 2e-3) > 100
         model.eval()(IDS)
+
+    def test_blocks_around_models_that_attend_in_their_own_code(self):
+        model = build_inline("bloom").train()
+        attention_sites(model)
+        before = state(model)
+
+        def blocks():
+            with attach_module.attach(model, observers=[print]):
+                pass
+
+        def check():
+            self.clean(model)
+            assert_same_state(before, state(model))
+
+        assert interrupted(blocks, check, 2e-3) > 100
 
     def clean(self, model):
         assert left_behind(model) == []

@@ -1,5 +1,6 @@
 """What is refused rather than hooked wrongly."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.modeling_outputs import BaseModelOutput
 
-from headatlas.interp import switch
+from headatlas.interp import survey, switch
 from headatlas.interp.attach import attach
 from headatlas.interp.capture import capture
 from headatlas.interp.errors import InputError
@@ -24,6 +25,16 @@ IDS = torch.tensor([[5, 9, 11, 9, 40, 7], [3, 4, 5, 6, 7, 8]])
 def logits(model):
     with torch.no_grad():
         return model(IDS).logits
+
+
+@pytest.fixture
+def no_inline(monkeypatch):
+    """Only the registry: what its refusals say where the model's own code shows nothing."""
+
+    def refuse(*_):
+        raise InputError("nothing.")
+
+    monkeypatch.setattr(survey, "_list_inline", refuse)
 
 
 class TestKeywords:
@@ -47,7 +58,7 @@ class TestKeywords:
         with attach(model), torch.no_grad():
             torch.testing.assert_close(model(IDS, temperature=None).logits, own)
 
-    def test_sparse_attention_is_refused(self, tiny):
+    def test_sparse_attention_is_refused(self, tiny, no_inline):
         class Sparse(type(tiny("llama").model.layers[0].self_attn)):
             def forward(self, *args, **kwargs):
                 return super().forward(*args, indices=torch.tensor([0]), **kwargs)
@@ -99,8 +110,20 @@ class Mixer(nn.Linear):
 
 class TestRefusals:
     def test_attention_outside_the_registry(self):
-        with pytest.raises(InputError, match="TinyAttention without transformers' attention reg"):
-            attention_sites(Outsider(TinyConfig()))
+        """Linear attention has no softmax to be seen at."""
+
+        class LinearAttention(TinyAttention):
+            def forward(self, hidden_states, **_):
+                q, k, v = self.qkv(hidden_states).chunk(3, -1)
+                return self.out(q @ (k.transpose(1, 2) @ v)), None
+
+        message = (
+            "LinearAttention without transformers' attention registry, so that hooks there miss "
+            "it. Nor does its own code show them: no softmax over scores whose result is "
+            "multiplied with values was seen."
+        )
+        with pytest.raises(InputError, match=re.escape(message)):
+            attention_sites(Outsider(TinyConfig(), LinearAttention))
 
     def test_no_attention(self):
         with pytest.raises(InputError, match="Outsider has no attention heads"):
@@ -177,7 +200,7 @@ class TestRefusals:
         class Scaled(type(tiny("llama").model.layers[0].self_attn)):
             def forward(self, *args, **kwargs):
                 output, weights = super().forward(*args, **kwargs)
-                hooked = self.config._attn_implementation == "headatlas"
+                hooked = self.config._attn_implementation != "sdpa"
                 return output * (0.5 if hooked else 1.0), weights
 
         model = tiny("llama")
@@ -189,9 +212,9 @@ class TestRefusals:
         model = tiny("llama").train()
         model.model.layers[1].self_attn = TinyAttention(32)
         names = sorted(model.__dict__)
-        for survey in (attention_sites, hook_drift, lambda m: attach(m).__enter__()):
+        for look in (attention_sites, hook_drift, lambda m: attach(m).__enter__()):
             with pytest.raises(InputError):
-                survey(model)
+                look(model)
         assert model.config._attn_implementation == "sdpa"
         assert all(module.training for module in model.modules())
         assert sorted(model.__dict__) == names

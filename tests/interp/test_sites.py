@@ -110,8 +110,13 @@ def test_values_gradients_and_training_mode_are_not_surveyed_anew(tiny, monkeypa
     assert attention_sites(model) is known
 
 
-def test_a_model_that_breaks_under_hooks_is_refused_and_restored():
+def test_a_model_that_breaks_under_hooks_is_seen_in_its_own_code_or_refused(monkeypatch):
     """Doge reads the dtype of the mask tensor that we replace by a value of ours."""
+    from headatlas.interp import survey
+
+    def refuse(*_):
+        raise InputError("nothing.")
+
     config = DogeConfig(
         vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=128,
@@ -119,10 +124,13 @@ def test_a_model_that_breaks_under_hooks_is_refused_and_restored():
     model, ids = DogeForCausalLM(config).eval(), torch.arange(12)[None]
     before = model(ids).logits
     message = r"DogeForCausalLM cannot be hooked: it runs alone.*\(AttributeError: .*'dtype'"
-    with pytest.raises(InputError, match=message):
-        attention_sites(model)
+    with monkeypatch.context() as patch:
+        patch.setattr(survey, "_list_inline", refuse)
+        with pytest.raises(InputError, match=message):
+            attention_sites(model)
     assert model.config._attn_implementation == "sdpa"
     assert not is_switched(model)
+    assert all(site.inline and site.causal for site in attention_sites(model))
     torch.testing.assert_close(model(ids).logits, before, rtol=0, atol=0)
 
 

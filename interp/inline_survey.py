@@ -1,0 +1,124 @@
+"""Find the modules that compute attention in their own code: a softmax, then a product with values.
+
+Nothing is known of the class: one forward pass is watched function by function, and a module is
+taken for attention where the result of its one softmax over scores is multiplied with values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
+
+from .errors import InputError
+from .frames import unobserved
+from .inline import Axes, is_softmax, read_product, summed
+from .switch import EAGER, switched
+from .watch import watch_modules
+
+
+@dataclass(frozen=True)
+class InlineModule:
+    """A module that attends in its own code.
+
+    Attributes:
+        name: its name in `model.named_modules()`.
+        pattern: shape of its pattern [batch, head, query, key].
+        v: shape of its values [batch, kv_head, key, d_value].
+        d_head: over how many numbers the product that gave the scores runs.
+    """
+
+    name: str
+    pattern: tuple[int, ...]
+    v: tuple[int, ...]
+    d_head: int
+
+
+class _Watch(TorchFunctionMode):
+    """What a forward pass calls: softmaxes over scores, and products that take their results."""
+
+    def __init__(self, names: dict[int, str], batch: int) -> None:
+        super().__init__()
+        self.names, self.batch = names, batch
+        self.path: list[str] = []
+        self.runs = Counter[str]()
+        self.softmaxes: list[tuple[str, ...]] = []
+        self.last: Tensor | None = None
+        self.widths: dict[tuple[int, ...], int] = {}  # of products since, by their last axes
+        self.width = 0
+        self.found: list[InlineModule] = []
+
+    def begin(self, module: nn.Module) -> None:
+        self.path.append(self.names[id(module)])
+        self.runs[self.path[-1]] += 1
+
+    def end(self, module: nn.Module, *_: Any) -> None:
+        while self.path and self.path.pop() != self.names[id(module)]:
+            pass  # what an exception left, caught by the model on the way
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if is_softmax(func, args, kwargs):
+            self.softmaxes.append(tuple(self.path))
+            self.last = out if out.ndim in (3, 4) else None
+            self.width = self.widths.get((out.numel(), *out.shape[-2:]), 0)
+            self.widths.clear()
+        elif self.last is not None and (product := read_product(func, args, self.last)):
+            v = product.v.read(args[product.place], self.batch)
+            pattern = Axes().read(self.last, self.batch)
+            fits = v.shape[1] and not pattern.shape[1] % v.shape[1] and len(pattern) == self.batch
+            if fits and self.width:
+                name = _shared(self.softmaxes[-1], self.path)
+                shapes = tuple(pattern.shape), tuple(v.shape)
+                self.found.append(InlineModule(name, *shapes, self.width))
+            self.last = None
+        elif (
+            isinstance(out, Tensor) and out.ndim in (3, 4) and (width := summed(func, args, kwargs))
+        ):
+            self.widths[out.numel(), *out.shape[-2:]] = width
+        return out
+
+
+def _shared(path: Sequence[str], other: Sequence[str]) -> str:
+    """The innermost module that both run in."""
+    both = [a for a, b in zip(path, other, strict=False) if a == b]
+    return both[-1] if both else ""
+
+
+def find_inline(model: PreTrainedModel, run: Callable[[], Any], batch: int) -> list[InlineModule]:
+    """The modules of `model` whose own code attends, in the order of their calls.
+
+    Args:
+        model: the model.
+        run: runs it once, on so many sequences.
+        batch: how many.
+
+    Returns:
+        One entry per call: a module that is called twice comes twice.
+
+    Raises:
+        InputError: no module does so, or one with several softmaxes over scores, of which nothing
+            tells which is its pattern.
+    """
+    watch = _Watch({id(module): name for name, module in model.named_modules()}, batch)
+    watched = watch_modules(model.modules(), watch.end, begin=watch.begin)
+    with switched(model, EAGER), unobserved(model), watched, watch:
+        run()
+    if not watch.found:
+        raise InputError("no softmax over scores whose result is multiplied with values was seen.")
+    for found in watch.found:
+        softmaxes = sum(found.name in path for path in watch.softmaxes)
+        if softmaxes != watch.runs[found.name]:
+            raise InputError(
+                f"{found.name or 'the model'} takes several softmaxes over scores in one call, "
+                "and which of them gives its heads' pattern is not known."
+            )
+    return watch.found
