@@ -1,7 +1,7 @@
 """The command line, `headatlas`: what its commands have in common, and which there are.
 
-Exit status: 0, or 2 with one line on standard error where the user can mend it. Tables and
-summaries go to standard output, progress to standard error.
+Exit status: 0, or 2 with one line on standard error where the user can mend it, or 1 where `doctor`
+finds a check that fails. Tables and summaries go to standard output, progress to standard error.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .ablate.command import ablate
 from .causal.command import trace_induction
 from .classify_command import classify
 from .cost.command import cost
+from .doctor_command import doctor
 from .explore_command import explore
 from .plot_command import plot
 from .prune.command import prune
@@ -95,5 +96,5 @@ def _options(
     pass
 
 
-for _command in (classify, plot, explore, ablate, prune, compose, trace_induction, cost):
+for _command in (classify, plot, explore, ablate, prune, compose, trace_induction, cost, doctor):
     app.command()(_command)

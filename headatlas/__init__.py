@@ -60,6 +60,7 @@ _HOMES = {
     "explore": "circuits.explore",
     "load": "interp.load",
     "cost": "circuits.cost.report",
+    "check": "interp.doctor.check",
     "attach": "interp.attach",
     "Edit": "interp.attach",
     "interventions": "interp.interventions",
@@ -158,6 +159,7 @@ if TYPE_CHECKING:
     from .interp.capture import capture as capture
     from .interp.capture import load_cache as load_cache
     from .interp.conllu import read_conllu as read_conllu
+    from .interp.doctor.check import check as check
     from .interp.errors import InputError as InputError
     from .interp.grammar.values import Mention as Mention
     from .interp.heads import HeadId as HeadId

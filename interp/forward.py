@@ -15,6 +15,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from .closeness import half_digits
 from .errors import InputError
 from .frames import unobserved
 from .tokens import context_length
@@ -280,5 +281,5 @@ def _is_exact(model: PreTrainedModel, way: _Way) -> bool:
     inputs = {key: v.expand(2, -1) if isinstance(v, Tensor) else v for key, v in inputs.items()}
     both, inputs = way.prepare(ids.expand(2, -1), {**inputs, "attention_mask": pair})
     padded = base(input_ids=both, **inputs)[0][1, -len(alone) :]
-    limit = max(torch.finfo(alone.dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
+    limit = half_digits(alone.dtype)
     return bool((padded - alone).abs().max() <= limit * alone.abs().max())

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .attach import AttentionCall, Edit, hooked
+from .closeness import apart, half_digits
 from .errors import InputError
 from .forward import embedding_weight, undisturbed
 from .frames import Frame
@@ -80,12 +81,11 @@ def _checked(
     _check_calls(model, [site.module for site in calls], [n for n in likely.values() if n in ran])
     sites = _number(calls)
     drift = _distance(seen, own)
-    _check_exact(model, drift, own.dtype, "hooked outputs differ from its own by a relative")
+    _check_exact(model, seen, own, "hooked outputs differ from its own by a relative")
     with _said_plainly(model):
-        cut = _distance(*(_run_cut(model, inputs, sites, to) for to in ("z", "pattern")))
-    _check_exact(
-        model, cut, own.dtype, "removing a head through z or through its pattern differs by"
-    )
+        by_z, by_pattern = (_run_cut(model, inputs, sites, to) for to in ("z", "pattern"))
+    what = "removing a head through z or through its pattern differs by"
+    _check_exact(model, by_z, by_pattern, what)
     return sites, drift
 
 
@@ -263,13 +263,15 @@ def _listing(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _check_exact(model: nn.Module, distance: float, dtype: torch.dtype, what: str) -> None:
-    # half of the digits; models take norms and softmax in float32 even when their dtype is float64
-    limit = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
+def _check_exact(model: nn.Module, a: Tensor, b: Tensor, what: str) -> None:
+    # rounding of a narrow dtype can move one entry far; in float32 any entry that moves is a fault
+    narrow = torch.finfo(b.dtype).bits < 32
+    distance, limit = apart(a, b) if narrow else _distance(a, b), half_digits(b.dtype)
     if not distance <= limit:
         raise InputError(
             f"{type(model).__name__}: {what} {distance:.1e}, over the limit {limit:.1e} of "
-            f"{dtype}. The model's attention does something hooks would miss; it is not supported."
+            f"{b.dtype}. The model's attention does something hooks would miss; it is not "
+            "supported."
         )
 
 

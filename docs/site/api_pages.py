@@ -25,6 +25,7 @@ _SECTIONS = {
     "load": "Load and tokenize",
     "tokens": "Load and tokenize",
     "texts": "Load and tokenize",
+    "doctor": "Hook and change",
     "sites": "Hook and change",
     "heads": "Hook and change",
     "attach": "Hook and change",

@@ -16,7 +16,6 @@ import re
 import signal
 import time
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -25,57 +24,20 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
-from transformers import AutoModelForSeq2SeqLM as AutoModelForSeq2Seq
-from transformers.models.auto import modeling_auto
 
 from headatlas.interp.errors import InputError
 from headatlas.interp.sites import attention_sites, hook_drift
 from headatlas.interp.weights import head_weights
 
 from ..conftest import FAMILIES, SEQ2SEQ_FAMILIES, build_tiny
+from .family_rows import Works, what_works
+from .small_models import SORTS, NotBuiltError, families, small_model
 
 LIMIT_S = 60
 _KILL_S = 2 * LIMIT_S  # where a loop in compiled code lets no signal through
-# what stops a family before it can be hooked
-NO_CONFIG = "no small config was found"
-NO_LIBRARY = "it needs a library that is not installed"
-NO_FORWARD = "a small model is built, but its forward fails on token ids"
+# what else stops a family before it can be hooked
 TOO_LONG = f"more than {LIMIT_S} s"
 DIED = "its process died"
-# a family of several sorts counts as the first: the decoder of BART alone is no family of its own
-_SORTS = {
-    "encoder-decoder": (
-        AutoModelForSeq2Seq,
-        modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
-    ),
-    "encoder": (AutoModelForMaskedLM, modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES),
-    "decoder": (AutoModelForCausalLM, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES),
-}
-_LAYERS, _WIDTH, _HEADS = 2, 32, 4
-_MOST_PARAMETERS = 20_000_000
-# by the end of the option's name: configs call these things by many names
-_SMALL = {
-    "vocab_size": 97, "hidden_size": _WIDTH, "d_model": _WIDTH, "n_embd": _WIDTH, "dim": _WIDTH,
-    "embedding_size": _WIDTH, "word_embed_proj_dim": _WIDTH, "intermediate_size": 48,
-    "ffn_dim": 48, "d_ff": 48, "n_inner": 48, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
-    "num_hidden_layers": _LAYERS, "n_layer": _LAYERS, "n_layers": _LAYERS, "num_layers": _LAYERS,
-    "encoder_layers": _LAYERS, "decoder_layers": _LAYERS, "num_decoder_layers": _LAYERS,
-    "num_attention_heads": _HEADS, "n_head": _HEADS, "n_heads": _HEADS, "num_heads": _HEADS,
-    "encoder_attention_heads": _HEADS, "decoder_attention_heads": _HEADS,
-    "num_key_value_heads": 2, "head_dim": 8, "d_kv": 8, "rotary_dim": 4,
-    "max_position_embeddings": 128, "n_positions": 128, "sliding_window": 8,
-    "num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4, "n_shared_experts": 1,
-    "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1,
-    "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 16, "qk_nope_head_dim": 8,
-    "qk_rope_head_dim": 4, "v_head_dim": 6, "pad_token_id": 0, "bos_token_id": 1,
-    "eos_token_id": 2, "decoder_start_token_id": 0,
-}  # fmt: skip
-# tried in turn, since what one family asks for another refuses
-_CHANGES: tuple[dict[str, Any], ...] = (
-    {}, {"num_key_value_heads": _HEADS}, {"head_dim": None}, {"head_dim": None, "rotary_dim": None},
-    {"num_hidden_layers": 4, "num_key_value_heads": _HEADS, "head_dim": None},
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,6 +51,7 @@ class Tried:
         detail: the error behind a reason.
         drift: of the hooked forward, relative to the largest output.
         inline: hooked in its classes' own code, outside transformers' attention registry.
+        works: what else works on it; None unless it is hooked.
     """
 
     family: str
@@ -98,86 +61,23 @@ class Tried:
     detail: str = ""
     drift: float = 0.0
     inline: bool = False
+    works: Works | None = None
 
 
 class TooLongError(BaseException):
     """The time of one family is over; no `except Exception` on the way may take it for its own."""
 
 
-class NotBuiltError(Exception):
-    """No change of the config gives a model that runs; the message is one of the reasons."""
-
-
-def families() -> Iterator[tuple[str, str]]:
-    """Family and sort of every model of the three auto classes that read and write text."""
-    seen = set[str]()
-    for sort, (_, names) in _SORTS.items():
-        for family in sorted(names):
-            if family not in seen:
-                seen.add(family)
-                yield family, sort
-
-
-def small_config(family: str, changes: dict[str, Any]) -> Any:
-    """The family's config with small numbers in the place of its own."""
-    own = AutoConfig.for_model(family).to_dict()
-    return AutoConfig.for_model(family, **_shrunk(own, {**_SMALL, **changes}))
-
-
-def _shrunk(own: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
-    """Of the small numbers those that a config has, its inner configs included."""
-    options = {name: small[name] for name in own if small.get(name) is not None}
-    for name, inner in own.items():
-        if name.endswith("_config") and isinstance(inner, dict) and "model_type" in inner:
-            options[name] = {"model_type": inner["model_type"], **_shrunk(inner, small)}
-    return options
-
-
-def _model(family: str, sort: str) -> Any:
-    """A tiny random model that has run once.
-
-    Raises:
-        NotBuiltError: no change makes one; the last error is its cause.
-    """
-    if family in FAMILIES:
-        return build_tiny(family, attn="eager")
-    why, error = NO_CONFIG, None
-    for changes in _CHANGES:
-        model = None
-        try:
-            model = _built(family, sort, changes)
-            ids = torch.randint(3, 97, (2, 12))
-            more = {"decoder_input_ids": ids} if sort == "encoder-decoder" else {}
-            with torch.no_grad():
-                model(input_ids=ids, **more)
-            return model
-        except Exception as failed:  # whatever a config that was not made for this can raise
-            if model is not None:
-                why, error = NO_FORWARD, failed
-            elif why != NO_FORWARD:
-                why, error = NO_LIBRARY if isinstance(failed, ImportError) else NO_CONFIG, failed
-    raise NotBuiltError(why) from error
-
-
-def _built(family: str, sort: str, changes: dict[str, Any]) -> Any:
-    auto, config = _SORTS[sort][0], small_config(family, changes)
-    with torch.device("meta"):  # a config that did not shrink must not fill the memory
-        size = sum(weight.numel() for weight in auto.from_config(config).parameters())
-    if size > _MOST_PARAMETERS:
-        raise ValueError(f"{size:,} parameters are left")
-    torch.manual_seed(0)
-    return auto.from_config(config, attn_implementation="eager").eval()
-
-
 def tried(family: str, sort: str) -> Tried:
     """Build one family and see whether it can be hooked."""
     try:
-        model = _model(family, sort)
+        model = small_model(family, sort)
     except NotBuiltError as error:
         return Tried(family, sort, "not tried", str(error), _said(error.__cause__))
     try:
         inline = any(site.inline for site in attention_sites(model))
-        return Tried(family, sort, "hooked", drift=hook_drift(model), inline=inline)
+        drift, works = hook_drift(model), what_works(model)
+        return Tried(family, sort, "hooked", drift=drift, inline=inline, works=works)
     except InputError as error:
         return Tried(family, sort, "refused", str(error))
     except Exception as error:  # a fault of this project: the table must show it
@@ -262,6 +162,8 @@ def reason(text: str) -> str:
         (r"selects keys", "sparse attention: keys are selected by an index"),
         (r"more than once", "layers share weights"),
         (r"runs alone, but not", "the forward breaks with its attention and masks replaced"),
+        (r"no plain linear map takes z", "no plain linear map takes z"),
+        (r"where q and k are not seen", "q and k are not seen"),
         (r"differ", "hooked outputs differ from its own"),
     ):
         if re.search(pattern, text):
@@ -273,6 +175,19 @@ def _names(rows: list[Tried]) -> str:
     return ", ".join(sorted(row.family for row in rows))
 
 
+def line(found: Tried) -> str:
+    """One line of the table of all families."""
+    how = {"hooked": "in its own code" if found.inline else "yes", "refused": "no"}
+    works, why, done = found.works, "", ("–", "–", "–")
+    if works is None:
+        why = reason(found.reason)
+    else:
+        done = works.weights, works.removal, f"{found.drift:.0e}"
+        why = works.why_not and f"removal: {reason(works.why_not)}"
+    cells = found.family, found.sort, how.get(found.outcome, found.outcome), *done, why
+    return "| " + " | ".join(cells) + " |"
+
+
 def markdown() -> dict[str, str]:
     """The tables of docs/coverage.md."""
     head = "| family | heads on key-value heads | a query sees | stacks | W_Q … W_O |\n"
@@ -282,7 +197,7 @@ def markdown() -> dict[str, str]:
     found = sweep()
     hooked = [row for row in found if row.outcome == "hooked"]
     lines = ["| | families |", "|---|---|"]
-    for sort in _SORTS:
+    for sort in SORTS:
         for inline, how in ((False, "hooked"), (True, "hooked in their own code")):
             own = [row for row in hooked if (row.sort, row.inline) == (sort, inline)]
             if own:
@@ -307,4 +222,10 @@ def markdown() -> dict[str, str]:
         f"{worst.drift:.0e}, {worst.family}), {sum(map(len, refused.values()))} refused, "
         f"{f'{broken} broken, ' if broken else ''}{len(unknown)} not tried.\n"
     )
-    return {"": "\n".join([head, *rows]), "sweep": "\n".join([counts, *lines])}
+    every = [
+        "| family | sort | captures and edits | weights | removal | drift | why not |",
+        "|---|---|---|---|---|---|---|",
+        *(line(one) for one in sorted(found, key=lambda one: one.family)),
+    ]
+    parts = {"": [head, *rows], "sweep": [counts, *lines], "rows": every}
+    return {name: "\n".join(lines) for name, lines in parts.items()}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ....interp.closeness import half_digits
 from ....interp.forward import embedding_weight, undisturbed
 from ....interp.interventions import intervene, zero
 from ....interp.survey import is_encoder_decoder
@@ -28,8 +29,7 @@ def limit_of(dtype: torch.dtype) -> float:
     amplifies that: smollm2-135m moves by 2e-6 to 4e-5 when 27 to 243 of its 270 heads are cut out
     at random.
     """
-    # models take norms and softmax in float32 even when their dtype is float64
-    return max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) ** 0.5
+    return half_digits(dtype)
 
 
 @contextmanager
