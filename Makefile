@@ -7,7 +7,7 @@ TORCH_INDEX ?=
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check
 INSTALL = $(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-.PHONY: demo test lint types unit real aot notebooks browser docs bench nightly clean
+.PHONY: demo test lint types unit weights real aot notebooks browser docs bench nightly clean
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/headatlas classify
@@ -22,11 +22,15 @@ types: $(VENV)/.installed-test
 	$(VENV)/bin/pyright
 
 unit: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n auto --durations=25
+	$(VENV)/bin/python -m pytest -n auto --dist worksteal --durations=25
 
-# The tests that need the real weights of smollm2-135m (fetched once, 93 MB).
-real: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest tests -m 'real and not notebooks'
+# smollm2-135m, fetched once (93 MB) and converted.
+weights: $(VENV)/.installed-test
+	$(VENV)/bin/python -c 'from headatlas.interp.builtin import smollm2; print(smollm2.fetch())'
+
+# The tests that need them; fetched first, so that no two processes do.
+real: weights
+	$(VENV)/bin/python -m pytest tests -m 'real and not notebooks' -n auto --dist worksteal
 
 # Every notebook from top to bottom, its values checked; executed copies go to build/notebooks.
 notebooks: $(VENV)/.installed-site
@@ -49,10 +53,10 @@ aot: $(VENV)/.installed-test
 bench: $(VENV)/.installed-test
 	$(VENV)/bin/python -m tests.bench.classify_cost
 
-# Hours: every Triton kernel compiled, and heads of smollm2-135m pruned by every method (goes on
-# where it was stopped).
+# Hours: every Triton kernel compiled, every model family tried, and heads of smollm2-135m pruned by
+# every method (goes on where it was stopped).
 nightly: $(VENV)/.installed-test
-	$(VENV)/bin/python -m tests.bench.figures aot
+	$(VENV)/bin/python -m tests.bench.figures aot coverage
 	$(VENV)/bin/python -m tests.bench.prune_smollm2 --out build/prune-smollm2
 	$(VENV)/bin/python -m tests.bench.figures prune_smollm2
 
