@@ -30,7 +30,7 @@ weights: $(VENV)/.installed-test
 
 # The tests that need them; fetched first, so that no two processes do.
 real: weights
-	$(VENV)/bin/python -m pytest tests -m 'real and not notebooks' -n auto --dist worksteal
+	$(VENV)/bin/python -m pytest $$(grep -rl 'mark\.real' tests --include='test_*.py') -m 'real and not notebooks' -n auto --dist worksteal
 
 # Every notebook from top to bottom, its values checked; executed copies go to build/notebooks.
 notebooks: $(VENV)/.installed-site

@@ -136,17 +136,27 @@ def _same(tensor: Any, pattern: Tensor) -> bool:
     )
 
 
+def _equal(weights: Tensor, pattern: Tensor | None) -> bool:
+    """Whether the operand of a product is the pattern itself, but for a cast."""
+    if pattern is None:
+        return False
+    return torch.equal(weights.detach().reshape(pattern.shape), pattern.detach().to(weights.dtype))
+
+
 class _Inside(TorchFunctionMode):
     """One forward of an inline attention module: its softmax and its product, with their edits.
 
     Args:
         views: the frames that see the call, outermost first, at least one.
+        dropout: whether dropout may act between the two.
     """
 
-    def __init__(self, views: Views) -> None:
+    def __init__(self, views: Views, *, dropout: bool) -> None:
         super().__init__()
+        self.dropout = dropout
         self.views, self.site, self.edits = views, views[-1][1], edits_of(views)
         self.call: InlineCall | None = None
+        self.given: Tensor | None = None  # the pattern as the model's code goes on with it
         self.batch = 0
         self.products = 0
 
@@ -171,12 +181,16 @@ class _Inside(TorchFunctionMode):
             s, a = (Axes().read(t, self.batch) for t in (scores, own))
             self.call = InlineCall(self.site, s, a)
             edited = self.call.weigh(self.edits)
-        return Axes().write(self.call.pattern, own) if edited else own
+        self.given = Axes().write(self.call.pattern, own) if edited else own
+        return self.given
 
     def _mix(self, func: Any, args: Sequence[Any], kwargs: Any, product: Product) -> Tensor:
         self.products += 1
         if self.call is None or self.products > 1:
             raise self._changed("its pattern went into two products")
+        weights = args[product.place - 1]
+        if not self.dropout and not _equal(weights, self.given):
+            raise self._changed("its pattern was changed between the softmax and the values")
         given = args[product.place]
         if self.call.take_values(product.v.read(given, self.batch), self.edits):
             changed = product.v.write(self.call.v, given)
@@ -213,7 +227,7 @@ class _Forward:
         views = views_of(self.module)
         if not views:
             return self.own(*args, **kwargs)
-        inside = _Inside(views)
+        inside = _Inside(views, dropout=self.module.training)
         with inside:
             output = self.own(*args, **kwargs)
         inside.finish()

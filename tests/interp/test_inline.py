@@ -322,6 +322,11 @@ class Positions(Attends):
         return (-(places[:, None] - places).abs()).expand(*q.shape[:2], -1, -1).softmax(-1) @ v
 
 
+class Halved(Attends):
+    def mix(self, q, k, v):
+        return (0.5 * (q @ k.mT).softmax(-1)) @ v
+
+
 class Pooled(Attends):
     def mix(self, q, k, v):
         k, v = (functional.avg_pool1d(x.flatten(0, 1).mT, 2).mT for x in (k, v))
@@ -371,6 +376,7 @@ class TestInventedClasses:
         [
             (Twice, "attention takes several softmaxes over scores in one call, and which of them"),
             (Positions, "no softmax over scores whose result is multiplied with values was seen"),
+            (Halved, "its pattern was changed between the softmax and the values"),
             (Pooled, "attention attends from 8 places to 4, of 8 tokens, so its rows and columns"),
         ],
     )
