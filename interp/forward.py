@@ -96,7 +96,7 @@ def _run(
     if attention_mask is not None:
         kwargs["attention_mask"] = attention_mask.to(input_ids.dtype)
         if kwargs.get("position_ids") is None and _is_left_padded(attention_mask):
-            input_ids, kwargs = _left_padding(model).prepare(input_ids, kwargs)
+            input_ids, kwargs = left_padding(model).prepare(input_ids, kwargs)
     _check_length(model, input_ids, kwargs)
     with undisturbed(part), nullcontext() if grad else torch.no_grad():
         return part(input_ids=input_ids, **kwargs)
@@ -234,10 +234,10 @@ class _Way:
 
 
 _WAYS: WeakKeyDictionary[nn.Module, _Way] = WeakKeyDictionary()
-_PAD, _LIVE = 3, 6  # padding and tokens of the sequence that _left_padding tries
+_PAD, _LIVE = 3, 6  # padding and tokens of the sequence that left_padding tries
 
 
-def _left_padding(model: PreTrainedModel) -> _Way:
+def left_padding(model: PreTrainedModel) -> _Way:
     """The first way in which left padding changes no hidden state, found by trying, once a model.
 
     Models count positions in different manners: rotary and relative ones need no help, tables

@@ -88,7 +88,7 @@ def _write(
             allowed = _ordinary(model, tokenizer, logits.shape[-1]).to(device)
         drawn = _draw(logits[:, -1], allowed, step)[:, None]
         ids = torch.cat([ids, drawn], 1)
-        kept = _kept(model, out)
+        kept = cache_options(model, out)
         read = drawn if kept else ids
     return ids.cpu()
 
@@ -110,7 +110,7 @@ def _draw(
     return drawn.clamp_max(int(allowed.nonzero().max()))
 
 
-def _kept(model: Any, out: Any) -> dict[str, Any]:
+def cache_options(model: Any, out: Any) -> dict[str, Any]:
     """Keys and values of what was read so far, as the model takes them; empty if it keeps none."""
     takes = inspect.signature(model.forward).parameters
     for name in ("cache", "past_key_values"):

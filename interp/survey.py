@@ -49,7 +49,7 @@ def examine(model: PreTrainedModel) -> tuple[tuple[Site, ...], float]:
         )
     _refuse_own_layers(model)
     _check_weights(model)
-    inputs = _probe_inputs(model)
+    inputs = probe_inputs(model)
     exact = torch.autocast(embedding_weight(model).device.type, enabled=False)
     with undisturbed(model), torch.no_grad(), exact:
         own = _run_alone(model, inputs)
@@ -83,7 +83,7 @@ def _checked(
     drift = _distance(seen, own)
     _check_exact(model, seen, own, "hooked outputs differ from its own by a relative")
     with _said_plainly(model):
-        by_z, by_pattern = (_run_cut(model, inputs, sites, to) for to in ("z", "pattern"))
+        by_z, by_pattern = (run_cut(model, inputs, sites, to) for to in ("z", "pattern"))
     what = "removing a head through z or through its pattern differs by"
     _check_exact(model, by_z, by_pattern, what)
     return sites, drift
@@ -139,7 +139,7 @@ def _list_calls(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[list[Si
         return Site(name, stack, -1, q.shape[1], k.shape[1], q.shape[3], v.shape[3], False)
 
     def record(call: AttentionCall) -> None:
-        calls.append(replace(call.site, causal=_is_causal(call)))
+        calls.append(replace(call.site, causal=is_causal(call)))
 
     with hooked(model, Frame(site_of, (record,), (), model)):
         seen = _output(model, inputs)
@@ -157,7 +157,7 @@ def _list_inline(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[list[S
         table[id(model.get_submodule(part.name))] = site
 
     def record(call: AttentionCall) -> None:
-        calls.append(replace(call.site, causal=_is_causal(call)))
+        calls.append(replace(call.site, causal=is_causal(call)))
 
     frame = Frame(lambda module: table.get(id(module)), (record,), (), model)
     with hooked(model, frame, [model.get_submodule(part.name) for part in found]):
@@ -165,7 +165,7 @@ def _list_inline(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[list[S
     return calls, seen
 
 
-def _run_cut(
+def run_cut(
     model: PreTrainedModel, inputs: dict[str, Any], sites: tuple[Site, ...], target: str
 ) -> Tensor:
     """The output with one head per module zeroed, another one in each layer."""
@@ -202,7 +202,8 @@ def _stack(model: PreTrainedModel, name: str, n_query: int, n_key: int) -> str:
     return stacks[n_query, n_key]
 
 
-def _is_causal(call: AttentionCall) -> bool:
+def is_causal(call: AttentionCall) -> bool:
+    """Whether no query of the first sequence sees a later key."""
     if call.q.shape[2] != call.k.shape[2]:
         return False
     scores = masked_scores(call.q, call.k, call.mask, call.scores)[0]
@@ -292,7 +293,7 @@ def _check_weights(model: nn.Module) -> None:
             )
 
 
-def _probe_inputs(model: PreTrainedModel) -> dict[str, Any]:
+def probe_inputs(model: PreTrainedModel) -> dict[str, Any]:
     """Two short sequences, the second with left padding where the model takes a mask."""
     if model.main_input_name != "input_ids":
         raise InputError(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..closeness import apart
 from ..errors import InputError, one_line
-from ..forward import _left_padding
+from ..forward import left_padding
 from ..head_maps import HeadMap
 from ..heads import HeadId
 from ..sites import Site, hook_drift
@@ -132,7 +132,7 @@ def _padding(side: str) -> Callable[[Subject, str], Finding]:
             return Finding(name, SKIPPED, "not possible: the model takes no attention_mask")
         if side == "left":
             try:
-                _left_padding(runs.model)
+                left_padding(runs.model)
             except InputError as error:
                 return Finding(name, SKIPPED, f"not possible: {error}")
         pattern, z = padding_gap(runs, side)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..attention_call import AttentionCall
 from ..pattern import mix_values
 from ..sites import Site
-from ..survey import _is_causal
+from ..survey import is_causal
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Look:
     def as_surveyed(self) -> bool:
         """Whether its shape is that of its site, and no later key is seen where the site is causal.
 
-        The site of a module that computes attention itself has no width of keys.
+        A module that computes attention itself shows no keys, so their width is not looked at.
         """
         site = self.site
         wanted = (site.n_heads, site.n_kv_heads, site.d_head, site.d_value)
@@ -87,7 +87,7 @@ def look(
     return Look(
         site,
         (call.q.shape[1], keys.shape[1], call.q.shape[3], v.shape[3]),
-        _is_causal(call),
+        is_causal(call),
         rows=(total - 1).abs()[rows].max().item(),
         hidden=torch.where(hidden, pattern.abs(), 0.0)[rows].max().item(),
         least=pattern[rows].min().item(),

@@ -15,10 +15,10 @@ from ..attention_call import AttentionCall
 from ..closeness import apart
 from ..forward import check_ids, embedding_weight
 from ..grammar import natural_text
-from ..sampling import _kept
+from ..sampling import cache_options
 from ..sites import Site
 from ..sources import sources
-from ..survey import _probe_inputs, _run_cut, is_encoder_decoder
+from ..survey import is_encoder_decoder, probe_inputs, run_cut
 from ..tokens import context_length, windows
 from ..watch import watch_modules
 from .look import Look, look
@@ -91,7 +91,7 @@ class Runs:
         """What the model's forward takes beside ids, as the survey has it."""
         return {
             key: value
-            for key, value in _probe_inputs(self.model).items()
+            for key, value in probe_inputs(self.model).items()
             if key in ("attention_mask", "use_cache")
         }
 
@@ -176,7 +176,7 @@ class Runs:
                 return values_of(given[0])
 
             parts.append(record(run))
-            kept = _kept(self.model, given[0])
+            kept = cache_options(self.model, given[0])
             if not kept:
                 return None
             if pair:
@@ -186,7 +186,7 @@ class Runs:
     def cut(self, target: str) -> Output:
         """The output on the text with one head of each site removed through `target`."""
         inputs = self.inputs(self.text)
-        return record(lambda: _run_cut(self.model, inputs, self.sites, target))
+        return record(lambda: run_cut(self.model, inputs, self.sites, target))
 
 
 def decoder_ids(ids: Tensor) -> Tensor:

@@ -397,7 +397,7 @@ def test_any_rows_are_read_or_refused(tiny, rows, with_tokenizer):
 def test_sampling_with_kept_keys_is_sampling_without(build, monkeypatch):
     model = build()
     ids, _ = sample_documents(model, None, n=3, seq_len=12, prepend_bos=False, seed=1)
-    monkeypatch.setattr("headatlas.interp.sampling._kept", lambda *_: {})
+    monkeypatch.setattr("headatlas.interp.sampling.cache_options", lambda *_: {})
     again, _ = sample_documents(model, None, n=3, seq_len=12, prepend_bos=False, seed=1)
     assert torch.equal(ids, again)
 
