@@ -75,6 +75,11 @@ def ask(kinds: AnyKind | Sequence[AnyKind] | None, battery: Battery) -> Asked:
             "no kind between words is named, so the treebank would go unread; leave it out, or "
             f"name {SYNTACTIC} or coreference among the kinds."
         )
+    signals = [kind.name for kind in asked.kinds if kind.of_signals]
+    if signals:
+        raise InputError(
+            f"{', '.join(signals)}: such kinds are about images or sounds, and text is scored."
+        )
     battery.check(asked.kinds, words=bool(asked.words))
     return asked
 

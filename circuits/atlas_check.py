@@ -10,12 +10,13 @@ import pandas as pd
 
 from ..interp.errors import InputError
 from ..interp.probes import PROMPT_SETS as TOKEN_SETS
+from ..interp.probes import SIGNAL_SET
 from .grade import GRADES, UNLABELLED
 
 SCHEMA_VERSION = 1
 """Raised when a reader of the old files would misread the new ones."""
 
-PROMPT_SETS = (*TOKEN_SETS, "treebank")
+PROMPT_SETS = (*TOKEN_SETS, SIGNAL_SET, "treebank")
 """Sets of documents that rows may rest on: those of the battery, and parsed documents."""
 
 COLUMNS = (

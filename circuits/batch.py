@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from ..interp.attach import AttentionCall
 from ..interp.errors import InputError
+from ..interp.forward import run_base
 from ..interp.probes import Prompts
+from ..interp.signals import Signal, run_signal
+from ..interp.sites import Site
 from ..kernels.api import Mask, Match, Weights
 from .label_vectors import NO_KEY, NO_QUERY, Labels
 from .profile import Cells, sample_rows, uniform_mass
@@ -34,7 +38,7 @@ class Batch:
         self.ids = torch.from_numpy(self.prompts.ids).to(device)
         self.mask = torch.from_numpy(self.prompts.mask).to(device)
         self._sums = scoring.empty(len(self.prompts))
-        self._taken: set[str] = set()
+        self._taken: set[Site] = set()
         self._uniform: list[tuple[Mask, np.ndarray]] = []
         self._documents = documents
         self._cells = Cells(self.prompts, scoring.bins)
@@ -104,10 +108,18 @@ class Batch:
             self._cell = torch.from_numpy(cell).to(self.device)
         return Weights(rows=torch.from_numpy(rows).to(self.device), dtype=torch.float32)
 
+    def run(self, model: Any) -> None:
+        """Run the model on the documents, without its head."""
+        if self.prompts.signal is None:
+            run_base(model, self.ids, self.mask)
+            return
+        values = torch.from_numpy(self.prompts.signal).to(self.device, model.dtype)
+        run_signal(model, Signal(model.main_input_name, values))
+
     def take(self, call: AttentionCall) -> None:
         """Add what one layer shows."""
-        index, heads = self.scoring.place[call.site.module]
-        self._taken.add(call.site.module)
+        index, heads = self.scoring.place[call.site]
+        self._taken.add(call.site)
         out = call.probe(self._matches, weights=self._weights)
         if out.mass is not None:
             mass = out.mass.sum(2, dtype=torch.float64).cpu().numpy()
@@ -161,7 +173,7 @@ class Batch:
             InputError: a layer was not taken, or showed attention that is not finite.
         """
         for site in self.scoring.sites:
-            if site.module not in self._taken:
+            if site not in self._taken:
                 raise InputError(
                     f"the attention layer {site.module} was not called in this forward; "
                     "its heads cannot be scored."

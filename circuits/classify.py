@@ -2,45 +2,35 @@
 
 from __future__ import annotations
 
-import hashlib
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
-import transformers
-
-from headatlas import __version__
+from transformers import PreTrainedModel
 
 from ..interp.errors import InputError
-from ..interp.model_names import name_of
 from ..interp.parsed import Parsed
 from ..interp.probes import Prompts
-from ..interp.sites import Site, attention_sites, hook_drift
-from ..interp.switch import configs, own_implementations
+from ..interp.signals import reads_signal
+from ..interp.sites import attention_sites, unbridged
 from .asked import AnyKind, Asked, ask
 from .atlas import HeadAtlas
-from .atlas_check import printable
 from .battery import Battery
 from .grade import Rule
 from .kinds import Kind
 from .label import label
 from .null_check import check_null
-from .same_weights import sample_weights
+from .provenance import describe, settings, versions
 from .score import one_direction, score
 from .settle import Settled, scorer, settle
+from .signal_battery import SignalBattery
 from .sums import Sums
-from .words.kind import WordKind
 from .words.label import WordRule, WordTests
 from .words.null_check import check_words
 from .words.prompts import SET, WordPrompts
 from .words.score import score_words
 from .words.sums import WordSums
-
-NOT_GROWN = "a fixed number of documents; only those of kinds on tokens are added to"
-"""What an atlas's settings say of parsed documents where others were added until labels settled."""
 
 Progress = Callable[[str, int, int], None]
 """Called with (stage, done, total) after each batch."""
@@ -59,6 +49,7 @@ def classify(
     null_draws: int = 0,
     rule: Rule | None = None,
     seed: int = 0,
+    inputs: Any = None,
     progress: Progress | None = None,
 ) -> HeadAtlas:
     """Say what each attention head of a model does, with what chance alone would give.
@@ -97,6 +88,10 @@ def classify(
             that are permuted (`null="profile"` without competing variants).
         rule: margins, level and resamples.
         seed: seed of everything random.
+        inputs: of a model that reads images or sounds: 16 of these or more, as its processor gives
+            them or as a tensor [batch, …]; None makes as many as `prompts`, of noise with the
+            spectrum of natural ones. Kinds are then those of position, on a grid of patches those
+            of rows, columns and neighbours; options for text are refused.
         progress: called with (stage, done, total).
 
     Returns:
@@ -116,8 +111,18 @@ def classify(
     Reference:
         Voita 2019, Clark 2019, Olsson 2022 for the kinds; the nulls and grades are this project's.
     """
-    battery = Battery(prompts, seq_len, text, prepend_bos, null_draws, seed, treebank)
+    model = unbridged(model)
     rule = _checked_rule(rule)
+    if isinstance(model, PreTrainedModel) and reads_signal(model):
+        for_text = {
+            "a tokenizer": tokenizer, "seq_len": seq_len, "text": text, "treebank": treebank,
+            "prepend_bos": prepend_bos, "null_draws": null_draws,
+        }  # fmt: skip
+        own = SignalBattery.read(model, for_text, prompts=prompts, seed=seed, inputs=inputs)
+        return _classify_signals(model, own, kinds, rule, progress)
+    if inputs is not None:
+        raise InputError("inputs are images or sounds, which the model does not read; pass text.")
+    battery = Battery(prompts, seq_len, text, prepend_bos, null_draws, seed, treebank)
     _check_tokenizer(model, tokenizer)
     sites = attention_sites(model)
     asked = ask(kinds, battery)
@@ -136,16 +141,36 @@ def classify(
     tests = None if words is None else WordTests(words, _word_rule(rule), battery.seed)
     return HeadAtlas(
         label(sums, on_tokens, rule, words=tests, seed=battery.seed),
-        _describe(model, sites),
-        _versions(),
-        _settings(battery, rule, (*on_tokens, *(words.kinds if words else ())), every, settled),
+        describe(model, sites),
+        versions(),
+        settings(battery, rule, (*on_tokens, *(words.kinds if words else ())), every, settled),
         _null_check(battery, rule, sums, words),
+    )
+
+
+def _classify_signals(
+    model: Any,
+    battery: SignalBattery,
+    kinds: AnyKind | Sequence[AnyKind] | None,
+    rule: Rule,
+    progress: Progress | None,
+) -> HeadAtlas:
+    """As `classify`, of a model that reads images or sounds."""
+    sites = attention_sites(model)
+    sets = battery.prompt_sets(model, causal=one_direction(sites))
+    chosen = battery.kinds(kinds, sets)
+    sums = _score_sets(model, battery, chosen, sets, progress)
+    return HeadAtlas(
+        label(sums, chosen, rule, seed=battery.seed),
+        describe(model, sites),
+        versions(),
+        settings(battery, rule, chosen, sets, None),
     )
 
 
 def _score_sets(
     model: Any,
-    battery: Battery,
+    battery: Battery | SignalBattery,
     kinds: tuple[Kind, ...],
     sets: Mapping[str, Prompts],
     progress: Progress | None,
@@ -249,88 +274,3 @@ def _checked_rule(rule: Any) -> Rule:
 
 def _stage(progress: Progress | None, name: str, total: int) -> Callable[[int], None] | None:
     return None if progress is None else lambda done: progress(name, done, total)
-
-
-def _describe(model: Any, sites: tuple[Site, ...]) -> dict[str, Any]:
-    return {
-        "name": printable(name_of(model)),
-        "class": type(model).__name__,
-        "layers": len(sites),
-        "heads": sum(site.n_heads for site in sites),
-        "kv_heads": sum(site.n_kv_heads for site in sites),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "weights": sample_weights(model),
-        "implementation": _implementation(model),
-        "hook_drift": hook_drift(model),
-    }
-
-
-def _implementation(model: Any) -> str:
-    """The model's own attention implementation, also while it is attached."""
-    own = zip(configs(model), own_implementations(model), strict=True)
-    return str(next(name for config, name in own if config is model.config))
-
-
-def _versions() -> dict[str, str]:
-    return {
-        "headatlas": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
-
-
-def _settings(
-    battery: Battery,
-    rule: Rule,
-    kinds: tuple[Kind | WordKind, ...],
-    sets: Mapping[str, Prompts | WordPrompts],
-    settled: Settled | None,
-) -> dict[str, Any]:
-    text = battery.text
-    legacy = {k.name: k.legacy.rule for k in kinds if isinstance(k, Kind) and k.legacy}
-    return {
-        "seed": battery.seed,
-        "kinds": [kind.name for kind in kinds],
-        "definitions": {kind.name: kind.definition for kind in kinds},
-        "legacy_rules": legacy,
-        "prompts": {
-            name: _count_documents(name, found, settled) for name, found in sets.items()
-        },
-        **_settled(settled, sets),
-        **_parsed(battery, sets),
-        "seq_len": {name: int(documents.ids.shape[1]) for name, documents in sets.items()},
-        "bos": any(documents.bos for documents in sets.values()),
-        "null_draws": battery.null_draws,
-        "text_sha256": None if text is None else hashlib.sha256(text.encode()).hexdigest(),
-        "rule": {
-            "margin": rule.margin, "strong": rule.strong, "level": rule.level,
-            "resamples": rule.resamples,
-        },
-    }  # fmt: skip
-
-
-def _settled(settled: Settled | None, sets: Mapping[str, Prompts | WordPrompts]) -> dict[str, Any]:
-    """The rounds that were added, and which set took no part in them."""
-    if settled is None:
-        return {}
-    fixed = {SET: NOT_GROWN} if SET in sets else {}
-    return {"settled": {**settled.settings(), **fixed}}
-
-
-def _parsed(battery: Battery, sets: Mapping[str, Prompts | WordPrompts]) -> dict[str, Any]:
-    """How much was read of the parsed documents, and where they are from."""
-    found = sets.get(SET)
-    if not isinstance(found, WordPrompts):
-        return {}
-    origin = "built-in grammar" if battery.treebank is None else "given"
-    words = int((found.n_tokens > 0).sum())
-    return {"parsed": {"documents": found.n_units, "words": words, "origin": origin}}
-
-
-def _count_documents(name: str, found: Prompts | WordPrompts, settled: Settled | None) -> int:
-    """How many documents of a set were scored; of parsed ones, how many there are to resample."""
-    if isinstance(found, WordPrompts):
-        return found.n_units
-    return len(settled.sums[name].rows) if settled and name in settled.sums else len(found)

@@ -13,7 +13,7 @@ from ..interp.explorer.window import Window
 from ..interp.heads import HeadId, Heads
 from ..interp.model_names import name_of
 from ..interp.plain_text import checked_text, counted
-from ..interp.sites import attention_sites, hook_drift
+from ..interp.sites import attention_sites, hook_drift, unbridged
 from .arguments import whole_number
 from .atlas_file import with_natural
 from .card_text import best_first
@@ -76,6 +76,7 @@ def explore(
         >>> explore(model, tokenizer, "the cat sat. the cat", heads=["L0H0"])
         <Explorer: 1 head × 11 tokens, 0.1 MiB>
     """
+    model = unbridged(model)
     max_mib = whole_number("max_mib", max_mib, 1)
     if atlas is not None and not hasattr(atlas, "tables"):
         raise InputError(

@@ -19,7 +19,7 @@ from ..interp.grammar import Grammar
 from ..interp.heads import HeadId
 from ..interp.intervention import as_heads
 from ..interp.probes import MIN_PROMPTS, natural_prompts
-from ..interp.sites import Site, attention_sites
+from ..interp.sites import Site, attention_sites, unbridged
 from ..interp.tokens import bos_token, context_length, tokenize
 from .arguments import whole_number
 from .bootstrap import Sample, halves, simultaneous_bounds
@@ -126,6 +126,7 @@ def in_context_scores(
         Olsson 2022, "Model analysis table" (in-context-learning score) and pattern-preserving
         ablation.
     """
+    model = unbridged(model)
     if ablation not in _ABLATIONS:
         raise InputError(f"ablation is one of {', '.join(_ABLATIONS)}; got {ablation!r}.")
     sites = attention_sites(model)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..interp.errors import InputError
-from ..interp.probes import PROMPT_SETS, TEXT_SETS, Prompts
+from ..interp.probes import PROMPT_SETS, SIGNAL_SET, TEXT_SETS, Prompts
 from .behaviour import AnyBehaviour, Behaviour, Downstream
 from .label_vectors import Labels, Variants
 from .sums import OFFSETS
@@ -52,7 +52,8 @@ class Kind:
             that are about position) or `profile` (the head's own habits of position applied to
             the same label pairs; for kinds that are about content).
         prompts: sets on which it is scored; numbers come from the first, and where there are
-            several the grade must hold on all of them.
+            several the grade must hold on all of them. ("signals",) makes a kind of models that
+            read images or sounds alone; there, any kind is scored on these.
         candidates: True if the variants compete and the best is chosen (on one half of the
             documents, reported on the other).
         legacy: the field's own verdict, if there is one.
@@ -121,6 +122,15 @@ class Kind:
         return all(name in TEXT_SETS for name in self.prompts)
 
     @property
+    def of_signals(self) -> bool:
+        """Whether it is a kind of models that read images or sounds alone."""
+        return self.prompts == (SIGNAL_SET,)
+
+    def on_signals(self) -> Kind:
+        """The same kind, scored on images or sounds; verdicts on text do not apply."""
+        return replace(self, prompts=(SIGNAL_SET,), legacy=None)
+
+    @property
     def is_permuted(self) -> bool:
         """Whether null draws permute its labels: a content kind without competing variants."""
         return self.null == "profile" and not self.candidates
@@ -181,7 +191,7 @@ class Kind:
         return pairs
 
 
-_SETS = ", ".join(PROMPT_SETS[:-1]) + f" or {PROMPT_SETS[-1]}"
+_SETS = f"{', '.join(PROMPT_SETS)} or {SIGNAL_SET}"
 
 
 def _are_sets(names: Any) -> bool:
@@ -189,5 +199,5 @@ def _are_sets(names: Any) -> bool:
         isinstance(names, tuple)
         and bool(names)
         and len(set(names)) == len(names)
-        and all(name in PROMPT_SETS for name in names)
+        and all(name in (*PROMPT_SETS, SIGNAL_SET) for name in names)
     )

@@ -13,9 +13,16 @@ from typing import Any
 import numpy as np
 
 from ..interp.errors import InputError
-from ..interp.probes import Prompts
+from ..interp.probes import SIGNAL_SET, Prompts
 from .behaviour import DUPLICATE, FEEDS_INDUCTION, INDUCTION
 from .further_labels import ngram_induction_labels, rare_token_labels, semantic_labels
+from .grid_labels import (
+    column_labels,
+    neighbour_labels,
+    outside_labels,
+    row_labels,
+    surround_labels,
+)
 from .kind import Kind, Legacy
 from .label_vectors import (
     NO_QUERY,
@@ -138,6 +145,40 @@ _BUILT_IN = (
         null="profile",
         prompts=("topics",),
     ),
+    Kind(
+        "grid_neighbour",
+        "Mean weight on the best of the eight patches beside the query's own; which one is chosen "
+        "on one half of the images and scored on the other.",
+        neighbour_labels,
+        prompts=(SIGNAL_SET,),
+        candidates=True,
+    ),
+    Kind(
+        "grid_surround",
+        "Mean weight on all patches beside the query's own (eight, fewer at an edge), over all "
+        "patches.",
+        surround_labels,
+        prompts=(SIGNAL_SET,),
+    ),
+    Kind(
+        "grid_row",
+        "Mean weight on the other patches of the query's row, over all patches.",
+        row_labels,
+        prompts=(SIGNAL_SET,),
+    ),
+    Kind(
+        "grid_column",
+        "Mean weight on the other patches of the query's column, over all patches.",
+        column_labels,
+        prompts=(SIGNAL_SET,),
+    ),
+    Kind(
+        "outside_grid",
+        "Mean weight on the tokens that stand for no part of the image (CLS, registers), the sink "
+        "of vision models, over all patches.",
+        outside_labels,
+        prompts=(SIGNAL_SET,),
+    ),
 )
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _BUILT_IN}
@@ -157,7 +198,9 @@ def register(kind: Kind) -> Kind:
 
 
 def choose_kinds(kinds: str | Kind | Sequence[str | Kind] | None = None) -> tuple[Kind, ...]:
-    """Kinds by name, in the registry's order, then kinds given as values; None means all.
+    """Kinds by name, in the registry's order, then kinds given as values.
+
+    None means all but those of images and sounds.
 
     Args:
         kinds: names in one text, separated by commas; a `Kind`; or a sequence of names and `Kind`
@@ -171,7 +214,7 @@ def choose_kinds(kinds: str | Kind | Sequence[str | Kind] | None = None) -> tupl
         ['previous_token', 'induction']
     """
     if kinds is None:
-        return tuple(KINDS.values())
+        return tuple(kind for kind in KINDS.values() if not kind.of_signals)
     every = listed(kinds)
     own = [kind for kind in every if isinstance(kind, Kind)]
     named = [kind for kind in every if not isinstance(kind, Kind)]

@@ -18,7 +18,7 @@ from ..interp.forward import run_whole
 from ..interp.grammar import Grammar
 from ..interp.heads import HeadId
 from ..interp.probes import MIN_PROMPTS
-from ..interp.sites import attention_sites
+from ..interp.sites import attention_sites, unbridged
 from ..interp.tokens import bos_token, context_length
 from .arguments import whole_number
 from .bootstrap import Sample, halves, simultaneous_bounds
@@ -145,6 +145,7 @@ def retrieval_scores(
     Reference:
         Wu 2024 (retrieval heads; score and threshold); the baseline is this project's.
     """
+    model = unbridged(model)
     count = whole_number("haystacks", haystacks, MIN_PROMPTS)
     length = _length(model, seq_len)
     sites = attention_sites(model)

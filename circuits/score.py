@@ -11,9 +11,8 @@ import torch
 
 from ..interp.attach import AttentionCall, attach
 from ..interp.errors import InputError
-from ..interp.forward import run_base
 from ..interp.probes import Prompts
-from ..interp.sites import Site
+from ..interp.sites import Site, unbridged
 from .arguments import whole_number
 from .batch import Batch
 from .kinds import Kind, choose_kinds
@@ -45,8 +44,9 @@ def score(
     Args:
         model: a transformers model with one stack.
         prompts: the documents; padding is allowed on either side.
-        kinds: kinds or their names; None scores all that the prompts can serve (without marked
-            delimiters, all but `delimiter`; without a token that comes twice, no copies).
+        kinds: kinds or their names; None scores all kinds on text that the prompts can serve
+            (without marked delimiters, all but `delimiter`; without a token that comes twice, no
+            copies).
         null_draws: how many times the labels of the content kinds are permuted within each
             document and scored in the same pass.
         profile_rows: rows per document whose weights are exported to estimate the profile.
@@ -72,6 +72,7 @@ def score(
         >>> sums.mass.shape
         (2, 32, 1)
     """
+    model = unbridged(model)
     if not isinstance(prompts, Prompts):
         raise InputError(f"prompts are a Prompts; got {type(prompts).__name__}.")
     draws = whole_number("null_draws", null_draws, 0)
@@ -93,7 +94,7 @@ def score(
         for start in range(0, len(prompts), step):
             stop = min(start + step, len(prompts))
             batch = Batch(scoring, slice(start, stop), model.device)
-            run_base(model, batch.ids, batch.mask)
+            batch.run(model)
             parts.append(batch.sums())
             batch = None
             if progress is not None:

@@ -87,11 +87,11 @@ class Scoring:
         return tuple(head for site in self.sites for head in site.heads)
 
     @cached_property
-    def place(self) -> dict[str, tuple[int, slice]]:
-        """Index of each site, by its module, and the slice of its heads."""
+    def place(self) -> dict[Site, tuple[int, slice]]:
+        """Index of each site, and the slice of its heads."""
         ends = np.cumsum([0, *(site.n_heads for site in self.sites)])
         return {
-            site.module: (index, slice(int(ends[index]), int(ends[index + 1])))
+            site: (index, slice(int(ends[index]), int(ends[index + 1])))
             for index, site in enumerate(self.sites)
         }
 

@@ -13,6 +13,7 @@ import torch
 
 from ..interp.errors import InputError
 from ..interp.heads import HeadId
+from ..interp.sites import unbridged
 from ..interp.tokens import bos_token, context_length
 from .classify import classify
 from .grade import Rule
@@ -146,6 +147,7 @@ def stability(
         SmolLM2 and other models are labelled differently with and without BOS (Xiao 2023 on
         sinks); the measures are this project's.
     """
+    model = unbridged(model)
     for name, values in (
         ("seeds", seeds),
         ("seq_lens", seq_lens),

@@ -70,6 +70,7 @@ _HOMES = {
     "head_weights": "interp.weights",
     "HookedAttention": "interp.layers.attention",
     "diagnose_scales": "interp.layers.scale",
+    "token_cells": "interp.grid",
     "tokenize": "interp.tokens",
     "windows": "interp.tokens",
     "attention_sites": "interp.sites",
@@ -162,6 +163,7 @@ if TYPE_CHECKING:
     from .interp.doctor.check import check as check
     from .interp.errors import InputError as InputError
     from .interp.grammar.values import Mention as Mention
+    from .interp.grid import token_cells as token_cells
     from .interp.heads import HeadId as HeadId
     from .interp.heads import KvHeadId as KvHeadId
     from .interp.intervene import intervene as intervene

@@ -20,14 +20,16 @@ from transformers.utils import output_capturing
 from ..kernels.api import Scores
 from .attention_call import AttentionCall, Edit, Observer
 from .autocast import as_attended, autocast_off
-from .call_checks import refuse_unknown
-from .frames import Frame, edits_of, entered, show, views_of
+from .call_checks import refuse_empty_rows, refuse_unknown
+from .errors import InputError
+from .frames import FULL_ROWS, Frame, edits_of, entered, show, views_of
 from .hook_requests import check_sites, read_requests
 from .inline import in_view
 from .masks import NAME, read_mask
 from .placement import placement
 from .placement import register as register_mask
-from .sites import Site, attention_sites
+from .site_table import SiteTable
+from .sites import Site, attention_sites, check_model
 from .switch import EAGER, switched
 
 __all__ = ["AttentionCall", "Edit", "attach"]
@@ -35,7 +37,7 @@ __all__ = ["AttentionCall", "Edit", "attach"]
 
 @contextmanager
 def attach(
-    model: PreTrainedModel,
+    model: nn.Module,
     *,
     observers: Sequence[Observer] = (),
     edits: Sequence[Edit] = (),
@@ -78,7 +80,8 @@ def attach(
     before dropout, z comes after it.
 
     Args:
-        model: a transformers model.
+        model: a transformers model, or a `TransformerBridge` around one: calls of the bridge, or
+            of its model, then run that model as a whole, without the bridge's hook points.
         observers: functions called with each `AttentionCall`.
         edits: changes to make.
 
@@ -104,16 +107,18 @@ def attach(
         [(1, 4, 3, 3), (1, 4, 3, 3)]
     """
     requests = read_requests(observers, edits)
+    given, model = model, check_model(model)
     sites = attention_sites(model)
     check_sites(requests[1], sites)
-    modules = dict(model.named_modules())
-    table = {id(modules[site.module]): site for site in sites}
+    table = SiteTable(model, sites)
+    frame = Frame(table, *requests, model)
+    if given is model:
+        with table.counting(), hooked(model, frame, table.inline):
+            yield sites
+        return
+    from .bridge_calls import routed  # a bridge, whose own calls shall take part
 
-    def site_of(module: nn.Module, *_: Tensor) -> Site | None:
-        return table.get(id(module))
-
-    inline = [modules[site.module] for site in sites if site.inline]
-    with hooked(model, Frame(site_of, *requests, model), inline):
+    with routed(given, table.modules), table.counting(), hooked(model, frame, table.inline):
         yield sites
 
 
@@ -147,6 +152,7 @@ def _attention(
     position_bias: Tensor | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
     output_attentions: bool | None = None,
     **rest: Any,
 ) -> tuple[Tensor, Tensor | None]:
@@ -158,8 +164,10 @@ def _attention(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     mask, bias = read_mask(attention_mask, query, key, causal=bool(causal))
     bias = _sum(bias, position_bias, query.shape[2], key.shape[2])
-    sinks = None if s_aux is None else s_aux.reshape(-1)
-    scores = Scores(scale=scaling, softcap=softcap, bias=bias, sinks=sinks)
+    if any(frame.model in FULL_ROWS for frame, _ in views):
+        refuse_empty_rows(name, mask, bias, query.shape[2], key.shape[2])
+    bias, sink = _with_sinks(bias, s_aux, sinks, query, key)
+    scores = Scores(scale=scaling, softcap=softcap, bias=bias, sinks=sink)
     site = views[-1][1] if views else None
     stack = site.stack if site else ""
     where = partial(placement, attention_mask, query.shape[2], key.shape[2], stack)
@@ -175,6 +183,29 @@ def _attention(
 def _sum(bias: Tensor | None, more: Tensor | None, n_query: int, n_key: int) -> Tensor | None:
     given = [term for term in (bias, more) if term is not None]
     return sum(given[1:], given[0]).expand(-1, -1, n_query, n_key) if given else None
+
+
+def _with_sinks(
+    bias: Tensor | None, by_head: Tensor | None, by_query: Tensor | None, q: Tensor, k: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """The bias and one sink logit per head.
+
+    Where each query has a sink logit of its own, scores are counted from it, so that it becomes 0:
+    A = exp(S) / (Σ exp(S) + exp(s)) is the same for S − s and 0.
+
+    Raises:
+        InputError: both kinds at once, or sinks that are not one per query.
+    """
+    if by_query is None:
+        return bias, None if by_head is None else by_head.reshape(-1)
+    if by_head is not None or tuple(by_query.shape) != (*q.shape[:3], 1):
+        raise InputError(
+            f"a query's sink logits must be [batch, head, query, 1] = {(*q.shape[:3], 1)}, and the "
+            f"only ones; got {tuple(by_query.shape)}. This way of attending is not supported."
+        )
+    wide = torch.promote_types(by_query.dtype, torch.float32)
+    offset = -by_query.to(wide).expand(-1, -1, -1, k.shape[2])
+    return offset if bias is None else bias + offset, by_query.new_zeros(q.shape[1])
 
 
 def _same_batch(*tensors: Tensor) -> list[Tensor]:

@@ -99,6 +99,17 @@ class AttentionCall:
         return self._known(self._lse, "lse")
 
     @property
+    def sink(self) -> Tensor | None:
+        """The share of each row that goes to the learned sink [batch, head, query], None without.
+
+        Beside the pattern it is one more column, with which rows sum to 1; after edits of q, k and
+        the scores, before edits of the pattern.
+        """
+        if self.scores.sinks is None:
+            return None
+        return torch.exp(self.scores.sinks[:, None].to(self.lse.dtype) - self.lse)
+
+    @property
     def score_matrix(self) -> Tensor:
         """Scores before softmax [batch, head, query, key], −inf where masked, after edits.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, SupportsIndex, TypeVar
 
@@ -32,7 +33,9 @@ class BySite(Mapping[Site, T]):
 
     def __init__(self, found: Mapping[Site, T]) -> None:
         self._found = dict(found)
-        self._by_name = {site.module: site for site in self._found}
+        # a module that runs several times in a forward pass names none of its sites
+        names = Counter(site.module for site in self._found)
+        self._by_name = {site.module: site for site in self._found if names[site.module] == 1}
 
     def __getitem__(self, key: Site | str | SupportsIndex) -> T:
         site = self._site(key)

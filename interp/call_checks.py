@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from ..kernels.api import Mask
 from .errors import InputError
 
 # Keywords that reach the attention function and change nothing in it. `sliding_window` is in the
@@ -23,7 +24,6 @@ _BENIGN = frozenset(
 _WHY_REFUSED = {
     "indices": "it selects keys (sparse attention), which is not supported",
     "block_indices": "it selects keys (sparse attention), which is not supported",
-    "sinks": "its sink logits differ per query, which is not supported",
     "head_mask": "use attach(edits=...) to scale heads",
     **dict.fromkeys(
         ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"),
@@ -55,3 +55,20 @@ def refuse_unknown(name: str, keywords: dict[str, Any]) -> None:
                 keyword, "its effect is unknown. If you passed it to the model, leave it out"
             )
             raise InputError(f"{name} received the attention keyword {keyword!r}: {why}.")
+
+
+def refuse_empty_rows(name: str, mask: Mask, bias: Tensor | None, n_query: int, n_key: int) -> None:
+    """Refuse queries that see no key, where what they give reaches tokens later on."""
+    if bias is not None:
+        empty = bool((bias == float("-inf")).all(-1).any())
+    else:
+        rows = mask.k_range
+        batch, device = (1, torch.device("cpu")) if rows is None else (len(rows), rows.device)
+        low, high = mask.intervals(batch, n_query, n_key, device)
+        empty = bool((low >= high).any())
+    if empty:
+        raise InputError(
+            f"{name} gets queries that see no key, as those of padding on the left do, and in this "
+            "model what they give goes on to tokens, so that nothing after it would be exact. Pad "
+            "on the right, or run one text at a time."
+        )

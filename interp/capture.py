@@ -9,15 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
 from .attach import AttentionCall, Edit, attach
 from .autocast import narrowed
 from .cache import Cache
 from .capture_file import Spec, Text, load_cache, stream_cache
 from .errors import InputError, shown
-from .forward import run_base
 from .given_text import read_given
 from .heads import Heads
 from .hook_names import (
@@ -31,7 +29,7 @@ from .hook_names import (
 )
 from .hook_values import Lengths, Reader
 from .inputs import Inputs, Readable
-from .sites import Site, attention_sites
+from .sites import Site, attention_sites, check_model
 from .watch import watch_calls
 
 __all__ = ["Cache", "capture", "load_cache"]
@@ -42,7 +40,7 @@ _IN_MEMORY = 4 << 30
 
 
 def capture(
-    model: PreTrainedModel,
+    model: nn.Module,
     tokenizer: Any,
     text_or_ids: str | Sequence[str] | Readable,
     *,
@@ -69,6 +67,7 @@ def capture(
     | v | [batch, pos, kv_head, d_value] | values |
     | attn_scores | [batch, head, query, key] | before softmax, −inf where masked |
     | pattern | [batch, head, query, key] | attention weights |
+    | sink | [batch, head, query] | what a learned sink takes of each row: one more column |
     | z | [batch, pos, head, d_value] | pattern-weighted values, before W_O |
     | result | [batch, pos, head, d_model] | z W_O of each head, without bias |
 
@@ -83,7 +82,7 @@ def capture(
     edit gave single query heads keys or values of their own, rot_k or v (k without rotation) has
     one per query head.
 
-    By default everything is kept that attention receives and gives: neither attn_scores and
+    By default everything is kept that attention receives and gives: neither attn_scores, sink and
     result nor, in a rotary model, q and k. That takes, per layer and in the model's dtype, about
     `batch · n_heads · pos²` numbers for the pattern alone. A capture over 256 MiB says its size
     through the logger `headatlas` before it runs. To keep nothing and compute as the model runs,
@@ -133,6 +132,7 @@ def capture(
     if device is not None and save is not None:
         raise InputError("device applies to tensors in memory; with save they go to the file.")
     place = None if device is None else _usable(device)
+    model = check_model(model)
     sites = attention_sites(model)
     inputs, strings = read_given(model, tokenizer, text_or_ids, prepend_bos, decoder_ids)
     chosen = None if heads is None else choose_heads(sites, heads)
@@ -155,7 +155,7 @@ def capture(
         watch = _watching(reader, wanted, put)
         hooks = attach(model, observers=[watch], edits=edits)
         with torch.no_grad(), hooks, watch_calls(reader.modules, reader.see):
-            run_base(model, inputs.ids, **inputs.options())
+            inputs.run(model)
     if save is not None:
         return load_cache(save)
     ordered = {w.name: kept[w.name] for w in wanted}

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from .heads import HeadId
-from .hook_names import KINDS, PER_HEAD
+from .hook_names import HEADS_FIRST, KINDS, PER_HEAD
 
 SCHEMA_VERSION = 1
 _NAME = re.compile(
@@ -89,7 +89,7 @@ def text_from_json(
         raise ValueError(f"decoder_length must be a positive number; got {str(own)[:20]!r}")
     parts = {name: _NAME.fullmatch(name) for name in shapes}
     for name, shape in shapes.items():
-        if parts[name] is None or len(shape) != 4:
+        if parts[name] is None or len(shape) != _axes(parts[name]):
             raise ValueError(f"no captured tensor is called {name[:60]!r} with shape {list(shape)}")
     places = {(part[1] or "", int(part[2])) for part in parts.values() if part is not None}
     lost = [head for head in text.heads or () if (head.site, head.layer) not in places]
@@ -100,6 +100,10 @@ def text_from_json(
             _check_shape(text, name, part, shapes[name])
     _check_head_counts(text, parts, shapes)
     return text
+
+
+def _axes(part: re.Match[str] | None) -> int:
+    return 3 if part is not None and part[3] == "sink" else 4
 
 
 def _check_shape(text: Text, name: str, part: re.Match[str], shape: tuple[int, ...]) -> None:
@@ -118,8 +122,9 @@ def _check_shape(text: Text, name: str, part: re.Match[str], shape: tuple[int, .
     if rows is not None and not all(0 <= row < queries for row in rows):
         raise ValueError(f"rows must be positions 0 to {queries - 1}; got {str(rows)[:40]}")
     kept = queries if rows is None else len(rows)
-    if kind in ("attn_scores", "pattern"):
-        fits = (shape[0], *shape[2:]) == (batch, kept, keys)
+    if kind in HEADS_FIRST:
+        columns = () if kind == "sink" else (keys,)
+        fits = (shape[0], *shape[2:]) == (batch, kept, *columns)
     else:
         fits = shape[:2] == (batch, kept if kind in PER_HEAD else keys)
     if not fits or min(shape) < 1:
@@ -136,7 +141,7 @@ def _check_head_counts(
             continue
         stack, layer, kind = part[1] or "", int(part[2]), part[3]
         per_head = kind in PER_HEAD
-        count = shapes[name][1 if kind in ("attn_scores", "pattern") else 2]
+        count = shapes[name][1 if kind in HEADS_FIRST else 2]
         if per_head and text.heads is not None:
             expected = sum((head.site, head.layer) == (stack, layer) for head in text.heads)
         else:

@@ -147,6 +147,12 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             raise
 
 
+def is_undisturbed(module: nn.Module) -> bool:
+    """Whether some block of `undisturbed` holds the module in eval mode."""
+    with _LOCK:
+        return id(module) in _HELD
+
+
 def _give_back(modules: list[nn.Module], block: object) -> None:
     with _LOCK:
         for module in modules:
@@ -163,11 +169,17 @@ def _give_back(modules: list[nn.Module], block: object) -> None:
 def embedding_weight(model: PreTrainedModel) -> Tensor:
     """The token embeddings [vocab, d_model]: where ids must be, how many there are."""
     try:
-        weight = getattr(model.get_input_embeddings(), "weight", None)
+        table = model.get_input_embeddings()
+        if isinstance(table, nn.ModuleList) and len(table) == 1:  # of one codebook (MusicGen)
+            table = table[0]
+        weight = getattr(table, "weight", None)
     except NotImplementedError:  # models of several modalities name no single table
         weight = None
     if not isinstance(weight, Tensor):
-        raise InputError(f"{type(model).__name__} has no token embeddings to read ids with.")
+        reads = (
+            "" if model.main_input_name == "input_ids" else f"reads {model.main_input_name} and "
+        )
+        raise InputError(f"{type(model).__name__} {reads}has no token embeddings to read ids with.")
     return weight
 
 

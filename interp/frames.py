@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
+from weakref import WeakSet
 
 from torch import Tensor, nn
 
@@ -90,6 +91,12 @@ def unobserved(model: nn.Module) -> Iterator[None]:
             raise
 
 
+# Modules whose attention stays within each token, among its layers say: a survey found them so.
+WITHIN_TOKENS: WeakSet[nn.Module] = WeakSet()
+
+# Models in which what a query without keys gives goes on to tokens: a survey found them so.
+FULL_ROWS: WeakSet[nn.Module] = WeakSet()
+
 _LOCK = threading.Lock()
 
 # The frames of all threads that observe or edit something at this moment.
@@ -132,7 +139,7 @@ def views_of(module: nn.Module, *tensors: Tensor) -> Views:
     """
     views = [(frame, frame.site_of(module, *tensors)) for frame in _FRAMES.get()]
     seen = [(frame, site) for frame, site in views if site is not None]
-    if not seen:
+    if not seen and module not in WITHIN_TOKENS:
         _refuse_unseen(module)
     if module.training:
         refuse_checkpointing([frame.model for frame, _ in seen])

@@ -27,10 +27,12 @@ _CALLED = {
 
 NamesFilter = str | Collection[str] | Callable[[str], bool] | None
 
-KINDS = ("q", "k", "rot_q", "rot_k", "v", "attn_scores", "pattern", "z", "result")
+KINDS = ("q", "k", "rot_q", "rot_k", "v", "attn_scores", "pattern", "sink", "z", "result")
 _QUERIES = ("q", "k", "rot_q", "rot_k")  # not seen where a class attends in its own code
 # kinds that exist per query head; keys and values exist per key-value head
-PER_HEAD = ("q", "rot_q", "attn_scores", "pattern", "z", "result")
+PER_HEAD = ("q", "rot_q", "attn_scores", "pattern", "sink", "z", "result")
+HEADS_FIRST = ("attn_scores", "pattern", "sink")
+"""Kinds whose axes are [batch, head, query, …]; those of others are [batch, pos, head, …]."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def _predicate(
 ) -> Callable[[str], bool]:
     if names_filter is None:
         # what attention receives and gives; the rest follows from it, or costs more to find
-        left_out = {"attn_scores", "result", *(("q", "k") if "rot_q" in kinds else ())}
+        left_out = {"attn_scores", "sink", "result", *(("q", "k") if "rot_q" in kinds else ())}
         return lambda name: name.rsplit("hook_", 1)[-1] not in left_out
     if callable(names_filter):
         return names_filter
@@ -183,6 +185,11 @@ def _predicate(
             if kind in _QUERIES:
                 for site in sites:
                     site.check_queries(f"hook_{kind}")
+            if kind == "sink" and not any(site.sink for site in sites):
+                raise InputError(
+                    "hook_sink does not exist: no softmax of the model has a learned sink. What "
+                    "rests on the first token is in column 0 of the pattern."
+                )
             accepted |= {_name(site, kind) for site in sites}
         else:
             raise InputError(f"there is no {entry!r}. {what_exists(full, entry)}")
@@ -191,7 +198,8 @@ def _predicate(
 
 def _shown(site: Site, kinds: Sequence[str]) -> list[str]:
     """Of the kinds those that the site shows."""
-    return [kind for kind in kinds if not (site.inline and kind in _QUERIES)]
+    hidden = {*(_QUERIES if site.inline else ()), *(() if site.sink else ("sink",))}
+    return [kind for kind in kinds if kind not in hidden]
 
 
 def _listed(names: Any) -> list[str]:

@@ -89,6 +89,8 @@ class Reader:
         n_query = lengths.queries(site) if self.rows is None else len(self.rows)
         if want.kind in ("pattern", "attn_scores"):
             return lengths.batch, n_heads, n_query, lengths.keys(site)
+        if want.kind == "sink":
+            return lengths.batch, n_heads, n_query
         if want.kind == "result":
             return lengths.batch, n_query, n_heads, self.matrices[site].shape[2]
         width = site.d_value if want.kind in ("z", "v") else site.d_head
@@ -104,6 +106,8 @@ class Reader:
             return self._scores(call, want.heads)
         rows = slice(None) if self.rows is None else self.rows
         heads = slice(None) if want.heads is None else list(want.heads)
+        if want.kind == "sink":
+            return _sink(call)[:, heads][:, :, rows].to(call.v.dtype)
         if want.kind == "result":
             z = call.z[:, heads][:, :, rows]
             weight = self.matrices[want.site][heads].to(z.dtype)  # as autocast would have it
@@ -146,6 +150,13 @@ class Reader:
             if scores.bias is not None:
                 scores = replace(scores, bias=scores.bias[:, :, self.rows])
         return masked_scores(q, k, mask, scores).to(call.q.dtype)
+
+
+def _sink(call: AttentionCall) -> Tensor:
+    share = call.sink
+    if share is None:
+        raise InputError(f"{call.site.label} attends here without the sink that it had at first.")
+    return share
 
 
 def _output(site: Site, found: SiteSources, named: Mapping[str, nn.Module]) -> Tensor:

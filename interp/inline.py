@@ -45,6 +45,27 @@ def is_softmax(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> boo
     return isinstance(s, Tensor) and s.ndim >= 3 and axis in (-1, s.ndim - 1)
 
 
+def cut_column(func: Any, args: Sequence[Any], weights: Tensor | None) -> str:
+    """Which column of a softmax's result a call cuts off: "first", "last", or "" for neither.
+
+    A softmax over the keys and a sink logit has one column that is no key's.
+
+    Example:
+        >>> weights = torch.zeros(1, 2, 3, 4)
+        >>> cut_column(Tensor.__getitem__, (weights, (..., slice(None, -1))), weights)
+        'last'
+    """
+    if weights is None or func is not Tensor.__getitem__ or args[0] is not weights:
+        return ""
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    whole = (..., *[slice(None)] * (weights.ndim - 1))
+    if index[:-1] not in (whole[:1], whole[1:]):
+        return ""
+    n_key = weights.shape[-1]
+    ends = {"last": (slice(None, -1), slice(None, n_key - 1)), "first": (slice(1, None),)}
+    return next((name for name, slices in ends.items() if index[-1] in slices), "")
+
+
 @dataclass(frozen=True)
 class Axes:
     """How [batch, head, row, width] lies in a tensor of the model.
@@ -157,6 +178,7 @@ class _Inside(TorchFunctionMode):
         self.views, self.site, self.edits = views, views[-1][1], edits_of(views)
         self.call: InlineCall | None = None
         self.given: Tensor | None = None  # the pattern as the model's code goes on with it
+        self.uncut: tuple[Tensor, Tensor] | None = None  # scores and weights with a sink's column
         self.batch = 0
         self.products = 0
 
@@ -165,13 +187,27 @@ class _Inside(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if is_softmax(func, args, kwargs):
-            return self._weigh(args[0] if args else kwargs["input"], func(*args, **kwargs))
+            scores, own = args[0] if args else kwargs["input"], func(*args, **kwargs)
+            if not self.site.sink:
+                return self._weigh(scores, own)
+            if self.uncut is not None:
+                raise self._changed("it takes several softmaxes")
+            self.uncut = scores, own
+            return own
+        if self.uncut is not None and (cut := cut_column(func, args, self.uncut[1])):
+            if cut != self.site.sink:
+                raise self._changed(f"it cuts off the {cut} column of its softmax")
+            scores, own = self.uncut[0], func(*args, **kwargs)
+            tokens, sink = (scores[..., :-1], scores[..., -1:])
+            if cut == "first":
+                tokens, sink = scores[..., 1:], scores[..., :1]
+            return self._weigh(tokens, own, sink)
         product = None if self.call is None else read_product(func, args, self.call.pattern)
         if product is not None:
             return self._mix(func, args, kwargs, product)
         return func(*args, **kwargs)
 
-    def _weigh(self, scores: Tensor, own: Tensor) -> Tensor:
+    def _weigh(self, scores: Tensor, own: Tensor, sink: Tensor | None = None) -> Tensor:
         heads, shape = self.site.n_heads, scores.shape
         fits = shape[1] == heads if scores.ndim == 4 else scores.ndim == 3 and not shape[0] % heads
         if self.call is not None or not fits:
@@ -179,7 +215,8 @@ class _Inside(TorchFunctionMode):
         self.batch = shape[0] // (heads if scores.ndim == 3 else 1)
         with autocast_off(scores.device):
             s, a = (Axes().read(t, self.batch) for t in (scores, own))
-            self.call = InlineCall(self.site, s, a)
+            offset = None if sink is None else Axes().read(sink, self.batch)
+            self.call = InlineCall(self.site, s, a, offset)
             edited = self.call.weigh(self.edits)
         self.given = Axes().write(self.call.pattern, own) if edited else own
         return self.given

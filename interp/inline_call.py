@@ -30,6 +30,8 @@ class InlineCall(AttentionCall):
         site: which module.
         scores: what its softmax received.
         pattern: what its softmax returned.
+        sink: the logit of each query that joined the softmax and has no key, None without. Scores
+            are counted from it, so that it becomes 0: the pattern is the same.
     """
 
     def __init__(
@@ -37,13 +39,16 @@ class InlineCall(AttentionCall):
         site: Site,
         scores: Float[Tensor, "batch head query key"],
         pattern: Float[Tensor, "batch head query key"],
+        sink: Float[Tensor, "batch head query 1"] | None = None,
     ) -> None:
         batch, n_heads, n_query, n_key = scores.shape
         hidden = _hidden(scores.detach(), pattern.detach())
         mask = _as_mask(~hidden)
         # the columns that hold its queries, from what the last of them sees
         where = _placed(site, mask, batch, n_query, n_key, scores.device)
-        bias = scores.masked_fill(hidden, float("-inf"))
+        counted = scores if sink is None else scores - sink
+        bias = counted.masked_fill(hidden, float("-inf"))
+        sinks = None if sink is None else sink.new_zeros(n_heads)
         empty = scores.new_zeros(batch, n_heads, 1, 1)
         super().__init__(
             site,
@@ -51,7 +56,7 @@ class InlineCall(AttentionCall):
             empty.expand(-1, -1, n_key, -1),
             empty.expand(-1, -1, n_key, -1),
             mask,
-            Scores(scale=1.0, bias=bias),
+            Scores(scale=1.0, bias=bias, sinks=sinks),
             where,
         )
         self._v: Tensor | None = None  # known only after the pattern
@@ -73,6 +78,8 @@ class InlineCall(AttentionCall):
         """Log of the sum of exponentials of each row's scores [batch, head, query]."""
         if self._lse is None:
             self._lse = torch.logsumexp(self.score_matrix.detach(), -1)
+            if self.scores.sinks is not None:
+                self._lse = torch.logaddexp(self._lse, torch.zeros_like(self._lse))
         return self._lse
 
     def weigh(self, edits: Sequence[tuple[Edit, Site | None]]) -> bool:
@@ -82,7 +89,7 @@ class InlineCall(AttentionCall):
         if "scores" in targets:
             self.score_matrix = self.score_matrix
             self._change("scores", edits)
-            weights, self._lse = softmax_rows(self.score_matrix)
+            weights, self._lse = softmax_rows(self.score_matrix, self.scores.sinks)
             self._pattern = weights.to(own)
         if "pattern" in targets:
             self._change("pattern", edits)

@@ -7,7 +7,7 @@ taken for attention where the result of its one softmax over scores is multiplie
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from .errors import InputError
 from .frames import unobserved
-from .inline import Axes, is_softmax, read_product, summed
+from .inline import Axes, cut_column, is_softmax, read_product, summed
 from .switch import EAGER, switched
 from .watch import watch_modules
 
@@ -31,12 +31,14 @@ class InlineModule:
         pattern: shape of its pattern [batch, head, query, key].
         v: shape of its values [batch, kv_head, key, d_value].
         d_head: over how many numbers the product that gave the scores runs.
+        sink: which column of its softmax, "first" or "last", is cut off and no key's; "" for none.
     """
 
     name: str
     pattern: tuple[int, ...]
     v: tuple[int, ...]
     d_head: int
+    sink: str = ""
 
 
 class _Watch(TorchFunctionMode):
@@ -47,17 +49,28 @@ class _Watch(TorchFunctionMode):
         self.names, self.batch = names, batch
         self.path: list[str] = []
         self.runs = Counter[str]()
+        self.rows: dict[str, set[int]] = {}  # of the matrices that a module takes or gives
         self.softmaxes: list[tuple[str, ...]] = []
         self.last: Tensor | None = None
-        self.widths: dict[tuple[int, ...], int] = {}  # of products since, by their last axes
-        self.width = 0
+        self.sink = ""
+        # how wide the products were since, and before the softmax, by their size and last axes
+        self.widths: dict[tuple[int, ...], int] = {}
+        self.before: dict[tuple[int, ...], int] = {}
         self.found: list[InlineModule] = []
 
     def begin(self, module: nn.Module) -> None:
         self.path.append(self.names[id(module)])
         self.runs[self.path[-1]] += 1
 
-    def end(self, module: nn.Module, *_: Any) -> None:
+    def end(self, module: nn.Module, inputs: Sequence[Any], output: Any) -> None:
+        flat = output.values() if isinstance(output, Mapping) else [output]
+        flat = [
+            x for part in (*inputs, *flat) for x in (part if isinstance(part, tuple) else [part])
+        ]
+        rows = {
+            x.numel() // x.shape[-1] for x in flat if isinstance(x, Tensor) and x.ndim and x.numel()
+        }
+        self.rows.setdefault(self.names[id(module)], set()).update(rows)
         while self.path and self.path.pop() != self.names[id(module)]:
             pass  # what an exception left, caught by the model on the way
 
@@ -68,17 +81,19 @@ class _Watch(TorchFunctionMode):
         out = func(*args, **kwargs)
         if is_softmax(func, args, kwargs):
             self.softmaxes.append(tuple(self.path))
-            self.last = out if out.ndim in (3, 4) else None
-            self.width = self.widths.get((out.numel(), *out.shape[-2:]), 0)
-            self.widths.clear()
+            self.last, self.sink = out if out.ndim in (3, 4) else None, ""
+            self.before, self.widths = self.widths, {}
+        elif not self.sink and (cut := cut_column(func, args, self.last)):
+            self.last, self.sink = out, cut
         elif self.last is not None and (product := read_product(func, args, self.last)):
             v = product.v.read(args[product.place], self.batch)
             pattern = Axes().read(self.last, self.batch)
             fits = v.shape[1] and not pattern.shape[1] % v.shape[1] and len(pattern) == self.batch
-            if fits and self.width:
+            width = self.before.get((self.last.numel(), *self.last.shape[-2:]), 0)
+            if fits and width:
                 name = _shared(self.softmaxes[-1], self.path)
                 shapes = tuple(pattern.shape), tuple(v.shape)
-                self.found.append(InlineModule(name, *shapes, self.width))
+                self.found.append(InlineModule(name, *shapes, width, self.sink))
             self.last = None
         elif (
             isinstance(out, Tensor) and out.ndim in (3, 4) and (width := summed(func, args, kwargs))
@@ -105,8 +120,8 @@ def find_inline(model: PreTrainedModel, run: Callable[[], Any], batch: int) -> l
         One entry per call: a module that is called twice comes twice.
 
     Raises:
-        InputError: no module does so, or one with several softmaxes over scores, of which nothing
-            tells which is its pattern.
+        InputError: no module does so; one does with several softmaxes over scores, of which nothing
+            tells which is its pattern; or one attends within parts of its tokens.
     """
     watch = _Watch({id(module): name for name, module in model.named_modules()}, batch)
     watched = watch_modules(model.modules(), watch.end, begin=watch.begin)
@@ -120,5 +135,12 @@ def find_inline(model: PreTrainedModel, run: Callable[[], Any], batch: int) -> l
             raise InputError(
                 f"{found.name or 'the model'} takes several softmaxes over scores in one call, "
                 "and which of them gives its heads' pattern is not known."
+            )
+        # windows laid side by side with the heads would pass for more heads
+        if batch * found.pattern[2] not in watch.rows[found.name]:
+            raise InputError(
+                f"{found.name or 'the model'} attends from {found.pattern[2]} places of each of "
+                f"{batch} inputs, and takes or gives no such number of vectors: these are parts of "
+                "the tokens, such as windows. The model is not supported."
             )
     return watch.found

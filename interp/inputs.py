@@ -1,4 +1,4 @@
-"""What a model is run on: token ids with their padding, and what a decoder reads."""
+"""What a model is run on: token ids with their padding, images or sounds, a decoder's ids."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .brief import Brief
 from .errors import InputError
-from .forward import check_ids, embedding_weight
+from .forward import check_ids, embedding_weight, run_base, run_whole
+from .grid import token_cells
+from .signals import Signal, read_signal, reads_signal, run_signal
 from .sites import Site, check_model
-from .survey import is_encoder_decoder
+from .survey_probe import is_encoder_decoder
 from .tokens import Tokens
 
 Readable = Tokens | Tensor | Mapping[str, Any]
-"""`Tokens`, ids [batch, pos], or what a tokenizer gives under return_tensors="pt"."""
+"""`Tokens`, ids [batch, pos], or what a tokenizer gives under return_tensors="pt".
+
+Of a model that reads images or sounds: a tensor of floats [batch, …], or what its processor gives.
+"""
 
 # what else a tokenizer may give, which says nothing that a model must be told
 _ASIDE = frozenset({"special_tokens_mask", "offset_mapping", "length", "token_type_ids"})
@@ -30,16 +35,18 @@ class Inputs(Brief):
     """A batch of token sequences on the model's device.
 
     Args:
-        ids: token ids.
+        ids: token ids; of images and sounds, whose tokens have none, each token's place.
         mask: True where a token stands.
         decoder_ids: what the decoder of an encoder-decoder model reads.
         bos: whether every sequence begins with a special token; None: not known.
+        signal: the images or sounds that are read instead of ids.
     """
 
     ids: Int[Tensor, "batch pos"]
     mask: Bool[Tensor, "batch pos"]
     decoder_ids: Int[Tensor, "batch decoder_pos"] | None
     bos: bool | None
+    signal: Signal | None = None
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -47,7 +54,8 @@ class Inputs(Brief):
     def rows(self, start: int, stop: int) -> Inputs:
         """Some of the sequences."""
         decoder = None if self.decoder_ids is None else self.decoder_ids[start:stop]
-        return Inputs(self.ids[start:stop], self.mask[start:stop], decoder, self.bos)
+        signal = None if self.signal is None else self.signal.rows(start, stop)
+        return Inputs(self.ids[start:stop], self.mask[start:stop], decoder, self.bos, signal)
 
     def live(self, site: Site, *, keys: bool) -> Bool[Tensor, "batch column"]:
         """Where the queries, or the keys, of a site belong to a token.
@@ -67,7 +75,14 @@ class Inputs(Brief):
         mask = torch.cat([torch.ones_like(self.mask[:, :1]), self.mask[:, :-1]], 1)
         return mask if shifted else torch.ones_like(mask)
 
-    def options(self) -> dict[str, Any]:
+    def run(self, model: PreTrainedModel, *, whole: bool = False, grad: bool = False) -> Any:
+        """The model's output on them, by default without its head (see `run_base`)."""
+        options = self._options()
+        if self.signal is not None:
+            return run_signal(model, self.signal, whole=whole, grad=grad, **options)
+        return (run_whole if whole else run_base)(model, self.ids, grad=grad, **options)
+
+    def _options(self) -> dict[str, Any]:
         """Keywords of the model's forward beside the ids."""
         options: dict[str, Any] = {}
         if not bool(self.mask.all()):
@@ -77,24 +92,26 @@ class Inputs(Brief):
         return options
 
 
-def read_inputs(
-    model: PreTrainedModel, tokens: Readable, decoder_ids: Tensor | None = None
-) -> Inputs:
+def read_inputs(model: nn.Module, tokens: Readable, decoder_ids: Tensor | None = None) -> Inputs:
     """Tokens as a batch that the model can take.
 
     Args:
         model: a transformers model.
         tokens: `Tokens`; what a tokenizer gives, input_ids and attention_mask as tensors; or token
-            ids [batch, pos] without padding.
+            ids [batch, pos] without padding. Of a model that reads images or sounds: what its
+            processor gives, or a tensor of floats [batch, …].
         decoder_ids: what the decoder of an encoder-decoder model reads [batch, pos]; by default
-            the encoder's tokens shifted right behind the start token.
+            the encoder's tokens shifted right behind the start token. Images and sounds need them.
 
     Raises:
         InputError: another module, no integers [batch, pos], ids outside the vocabulary, a
             tokenizer's output with more than ids and their mask, or decoder ids for a model without
             a decoder.
     """
-    device = embedding_weight(check_model(model)).device
+    model = check_model(model)
+    if reads_signal(model):
+        return _read_signal(model, tokens, decoder_ids)
+    device = embedding_weight(model).device
     if isinstance(tokens, Tokens):
         ids, mask, bos = tokens.ids.to(device), tokens.mask.to(device), tokens.bos
     else:
@@ -102,9 +119,30 @@ def read_inputs(
     check_ids(model, ids, "tokens")
     if is_encoder_decoder(model):
         return Inputs(ids, mask, _decoder_ids(model, ids, decoder_ids), bos)
-    if decoder_ids is not None:
-        raise InputError(f"{type(model).__name__} has no decoder to read decoder_ids.")
+    _refuse_decoder_ids(model, decoder_ids)
     return Inputs(ids, mask, None, bos)
+
+
+def _read_signal(model: PreTrainedModel, given: Any, decoder_ids: Tensor | None) -> Inputs:
+    """Images or sounds, and a place for each of their tokens in place of its id."""
+    signal = read_signal(model, given)
+    if is_encoder_decoder(model) and decoder_ids is None:
+        raise InputError(
+            f"{type(model).__name__} writes text of {signal.name}: pass decoder_ids, the tokens "
+            "that its decoder reads, or take the encoder alone, model.get_encoder()."
+        )
+    count, n_tokens = len(signal.values), len(token_cells(model, signal))
+    ids = torch.arange(n_tokens, device=signal.values.device).expand(count, -1)
+    mask = torch.ones_like(ids, dtype=torch.bool)
+    if is_encoder_decoder(model):
+        return Inputs(ids, mask, _decoder_ids(model, ids, decoder_ids), False, signal)
+    _refuse_decoder_ids(model, decoder_ids)
+    return Inputs(ids, mask, None, False, signal)
+
+
+def _refuse_decoder_ids(model: PreTrainedModel, given: Tensor | None) -> None:
+    if given is not None:
+        raise InputError(f"{type(model).__name__} has no decoder to read decoder_ids.")
 
 
 def _ids_and_mask(tokens: Any) -> tuple[Tensor, Tensor]:

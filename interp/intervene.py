@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .attach import AttentionCall, attach
 from .errors import InputError
-from .forward import run_whole, undisturbed
+from .forward import undisturbed
 from .inputs import Readable, read_inputs
 from .intervention import Intervention, edits_for
 from .intervention_layers import holds_layers, layer_edits, shape_of
@@ -74,7 +74,7 @@ def run(
     known = check_model(model)
     inputs = read_inputs(known, tokens, decoder_ids)
     with attach(known, observers=watch, edits=edits_for(known, _flat(interventions), inputs)):
-        return run_whole(known, inputs.ids, grad=grad, **inputs.options())
+        return inputs.run(known, whole=True, grad=grad)
 
 
 @contextmanager
@@ -121,7 +121,8 @@ def intervene(model: nn.Module, interventions: Interventions) -> Iterator[tuple[
             yield sites
         return
     known = check_model(model)
-    with attach(known, edits=edits_for(known, _flat(interventions))) as sites:
+    # a bridge goes in as it is, since the caller runs it
+    with attach(model, edits=edits_for(known, _flat(interventions))) as sites:
         yield sites
 
 

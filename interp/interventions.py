@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .capture import Cache
@@ -34,6 +34,7 @@ from .intervention_values import as_factor
 from .plain_numbers import as_seed
 from .reference import Reference
 from .reference_sources import from_cache, from_run, mean_of
+from .sites import check_model, unbridged
 
 __all__ = [
     "Intervention",
@@ -127,7 +128,7 @@ def add(
 
 
 def patch(
-    source: Cache | PreTrainedModel,
+    source: Cache | nn.Module,
     heads: Heads,
     target: str = "z",
     *,
@@ -170,7 +171,7 @@ def patch(
 
 
 def freeze(
-    source: Cache | PreTrainedModel,
+    source: Cache | nn.Module,
     heads: Heads | None = None,
     *,
     tokens: Readable | None = None,
@@ -207,7 +208,7 @@ def freeze(
 
 
 def mean(
-    model: PreTrainedModel,
+    model: nn.Module,
     tokens: Readable,
     heads: Heads,
     target: str = "z",
@@ -252,6 +253,7 @@ def mean(
             f"{target} has no mean over columns, which see different keys. Take the mean of z, or "
             "of the pattern with per_position=True."
         )
+    model = check_model(model)
     inputs, named = read_inputs(model, tokens), _named(heads)
     if target in ("q", "k") and not per_position and is_rotary(model):
         raise InputError(
@@ -270,7 +272,7 @@ def mean(
 
 
 def resample(
-    model: PreTrainedModel,
+    model: nn.Module,
     tokens: Readable,
     heads: Heads,
     target: str = "z",
@@ -309,6 +311,7 @@ def resample(
     _refuse_layers(model, "resample")
     columns = as_positions(positions)
     generator = torch.Generator().manual_seed(as_seed(seed))
+    model = check_model(model)
     inputs, named = read_inputs(model, tokens), _named(heads)
     count = len(inputs)
     if count < 2 or not bool(inputs.mask.all()):
@@ -332,6 +335,7 @@ def _reference(
     positions: tuple[int, ...] | None,
 ) -> Reference:
     target = read_target(target, "an intervention")
+    source = unbridged(source)
     if isinstance(source, Cache):
         if tokens is not None:
             raise InputError("a cache has been run already: leave tokens out.")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from .errors import InputError
 from .frequency import frequency_ranks, sentence_numbers
@@ -31,6 +31,9 @@ MIN_TOKENS = 16
 PROMPT_SETS = ("random", "natural", "classic", "ngrams", "topics")
 """Names of the sets that the default battery makes."""
 
+SIGNAL_SET = "signals"
+"""The one set of a model that reads images or sounds."""
+
 TEXT_SETS = ("natural", "topics")
 """Those of them that are made of words, and so need a tokenizer."""
 
@@ -44,18 +47,20 @@ class Prompts:
     """A batch of documents of tokens; what the label builders of the kinds of head see.
 
     Args:
-        name: the set's name, one of `PROMPT_SETS`.
+        name: the set's name, one of `PROMPT_SETS`, or `SIGNAL_SET`.
         ids: token ids, [document, pos].
         mask: true on real tokens, [document, pos]; padding may stand on either side.
         bos: whether each document starts with a BOS (or CLS) token, the usual sink column.
         delimiter: true on punctuation and newlines, [document, pos]; None without a tokenizer.
         causal: whether the model's queries see earlier keys only.
         marks: what else is known of each token, whole numbers [document, pos] by name: `sentence`
-            and `rarity` on natural text, `topic`, `word` and `partner` on the set `topics`.
+            and `rarity` on natural text, `topic`, `word` and `partner` on the set `topics`, `row`
+            and `column` of tokens in an image (see `token_cells`).
         numbers: each document's number in its set, which its random draws follow; None counts
             from 0.
         counted: true on tokens whose prediction of the next one counts, in losses and in training,
             [document, pos]; None: all.
+        signal: the images or sounds that the model reads instead of ids, [document, …].
     """
 
     name: str
@@ -67,6 +72,7 @@ class Prompts:
     marks: Mapping[str, Int[np.ndarray, "document pos"]] = field(default_factory=dict)
     numbers: Int[np.ndarray, " document"] | None = None
     counted: Bool[np.ndarray, "document pos"] | None = None
+    signal: Float[np.ndarray, "document ..."] | None = None
 
     def __post_init__(self) -> None:
         ids, mask = self.ids, self.mask
@@ -95,6 +101,11 @@ class Prompts:
             object.__setattr__(self, "numbers", np.arange(len(ids)))
         elif len(self.numbers) != len(ids):
             raise InputError(f"{len(ids)} documents have {len(self.numbers)} numbers.")
+        if self.signal is not None and (len(self.signal) != len(ids) or not mask.all()):
+            raise InputError(
+                f"a signal is one image or sound per document, without padding; got "
+                f"{len(self.signal)} for {len(ids)} documents."
+            )
 
     @property
     def start(self) -> Int[np.ndarray, " document"]:
@@ -128,12 +139,13 @@ class Prompts:
             marks={name: mark[rows][:, cut] for name, mark in self.marks.items()},
             numbers=numbers,
             counted=None if self.counted is None else self.counted[rows][:, cut],
+            signal=None if self.signal is None else self.signal[rows],
         )
 
     def read_only(self) -> Prompts:
         """The same prompts, in arrays that cannot be written to through them."""
         arrays = {"ids": self.ids.view(), "mask": self.mask.view()}
-        for name in ("delimiter", "counted"):
+        for name in ("delimiter", "counted", "signal"):
             if (array := getattr(self, name)) is not None:
                 arrays[name] = array.view()
         marks = {name: mark.view() for name, mark in self.marks.items()}

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from .errors import InputError
-from .sites import Site
+from .sites import Site, check_model
 from .source_parts import matrix
 from .sources import sources
 
 
-def output_projections(model: PreTrainedModel) -> Mapping[Site, nn.Module]:
+def output_projections(model: nn.Module) -> Mapping[Site, nn.Module]:
     """The Linear or Conv1D that maps each site's heads to the residual stream, where there is one.
 
     It is the module whose input equals z, heads side by side, bit for bit, and whose output, z W +
@@ -33,6 +32,7 @@ def output_projections(model: PreTrainedModel) -> Mapping[Site, nn.Module]:
         >>> [type(module).__name__ for module in output_projections(model).values()]
         ['Conv1D']
     """
+    model = check_model(model)
     return {
         site: model.get_submodule(found.output)
         for site, found in sources(model).items()

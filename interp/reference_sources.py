@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from .attach import AttentionCall, attach
 from .capture import Cache, announce
 from .errors import InputError
-from .forward import run_base
 from .heads import HeadId, KvHeadId
 from .inputs import Inputs
 from .named_heads import Named, locate
@@ -221,8 +220,7 @@ def _stream(
 
     with torch.no_grad(), attach(model, observers=[observe]):
         for start in range(0, len(inputs), DOCUMENTS_AT_A_TIME):
-            part = inputs.rows(start, start + DOCUMENTS_AT_A_TIME)
-            run_base(model, part.ids, **part.options())
+            inputs.rows(start, start + DOCUMENTS_AT_A_TIME).run(model)
     if target in ("k", "v"):
         return {}
     return {(site.stack, site.layer): named.query for site, named in chosen.items()}

@@ -61,6 +61,8 @@ class States:
 def find_blocks(model: nn.Module, sites: Sequence[Site]) -> Blocks | None:
     """The list of layers that holds all attention sites; None if no single list does.
 
+    Layers that run several times in a forward pass are none.
+
     It is the outermost `ModuleList` on the way to a site.
 
     Example:
@@ -71,6 +73,8 @@ def find_blocks(model: nn.Module, sites: Sequence[Site]) -> Blocks | None:
         >>> [type(block).__name__ for block in blocks.modules], [*blocks.of.values()]
         (['GPT2Block', 'GPT2Block'], [0, 1])
     """
+    if any(site.call for site in sites):
+        return None
     modules = dict(model.named_modules())
     lists, places = set[str](), dict[Site, int]()
     for site in sites:

@@ -31,6 +31,10 @@ class Site:
         causal: whether a query sees no later key.
         inline: whether its class computes attention itself, outside transformers' attention
             registry: scores, pattern, v and z are seen there, q and k are not.
+        sink: whether a learned sink takes a share of every row: `"logit"` beside the scores, or the
+            `"first"` or `"last"` column of an inline softmax, cut off before the values; `""` for
+            none.
+        call: how often its module ran before in the same forward pass, where layers share weights.
     """
 
     module: str
@@ -42,6 +46,8 @@ class Site:
     d_value: int
     causal: bool
     inline: bool = False
+    sink: str = ""
+    call: int = 0
 
     @property
     def prefix(self) -> str:
@@ -100,11 +106,11 @@ def attention_sites(model: nn.Module) -> tuple[Site, ...]:
     and gradients are left alone.
 
     Raises:
-        InputError: no model, such as a name; a model in a TransformerLens wrapper; no attention;
-            attention outside transformers' registry, in all layers or in some, that is no plain
-            softmax over scores of tokens; weights shared between layers; a weight that is not
-            finite; a forward that breaks with its attention hooked; or hooked outputs that differ
-            from the model's own.
+        InputError: no model, such as a name; a TransformerLens bridge that computes something else
+            than its model; no attention; attention outside transformers' registry, in all layers or
+            in some, that is no plain softmax over scores of tokens; layers that share weights and
+            run in an order that changes; a weight that is not finite; a forward that breaks with
+            its attention hooked; or hooked outputs that differ from the model's own.
 
     Example:
         >>> from transformers import GPT2Config, GPT2LMHeadModel
@@ -140,14 +146,15 @@ def _survey(model: nn.Module) -> _Survey:
 
 
 def check_model(model: Any) -> PreTrainedModel:
-    """The model itself, if it is one of transformers.
+    """The model itself, if it is one of transformers; of a TransformerLens bridge the one inside.
 
     Raises:
-        InputError: no module, a TransformerLens wrapper, or a module of another kind.
+        InputError: no module, a module of another kind, or a bridge that computes something else
+            than the model inside (see `bridge.plain_model`).
     """
     if not isinstance(model, nn.Module):
         raise InputError(_not_a_model(model))
-    _refuse_bridge(model)
+    model = unbridged(model)
     if isinstance(model, PreTrainedModel):
         return model
     from .layers.attention import HookedAttention  # which needs Site from here
@@ -196,17 +203,38 @@ def _fingerprint(model: nn.Module) -> int:
     return hash(tuple(found))
 
 
-def _refuse_bridge(model: nn.Module) -> None:
-    """TransformerLens's bridge replaces modules inside the model it is given."""
-    kinds = [type(model), *(type(module) for module in model.modules())]
-    if any(kind.__module__.split(".")[0] == "transformer_lens" for kind in kinds):
-        whole = kinds[0].__module__.split(".")[0] == "transformer_lens"
-        what = (
-            f"{kinds[0].__name__} is TransformerLens's wrapper"
-            if whole
-            else ("this model was given to a TransformerBridge")
-        )
-        raise InputError(
-            f"{what}, which rewires the attention of the model inside; load that model again and "
-            "pass the plain model."
-        )
+def unbridged(model: Any) -> Any:
+    """The transformers model inside a TransformerLens bridge; whatever else arrives, as it is.
+
+    Raises:
+        InputError: a bridge that stands for no transformers model (see `bridge.plain_model`).
+    """
+    if not isinstance(model, nn.Module) or not holds_bridge(model):
+        return model
+    if not is_of_bridge(model) and not isinstance(model, PreTrainedModel):
+        return model  # a module around a bridge
+    from .bridge import plain_model  # which runs the model, and so needs what is here
+
+    return plain_model(model)
+
+
+def holds_bridge(model: nn.Module) -> bool:
+    """Whether it is TransformerLens's, or has modules that are, as a model given to a bridge has.
+
+    Nothing is imported for it: plain models go without TransformerLens.
+    """
+    return any(map(_is_of_bridge, {type(module) for module in model.modules()}))
+
+
+def is_of_bridge(module: nn.Module) -> bool:
+    """Whether it is of a class that TransformerLens wrote.
+
+    Example:
+        >>> is_of_bridge(nn.Linear(2, 2))
+        False
+    """
+    return _is_of_bridge(type(module))
+
+
+def _is_of_bridge(kind: type) -> bool:
+    return any(base.__module__.split(".")[0] == "transformer_lens" for base in kind.__mro__)

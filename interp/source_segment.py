@@ -34,12 +34,19 @@ _Pools = tuple[list[_Output], list[_Output], Pool]
 
 
 class Segment:
-    """The modules called between two attention calls, beside the attention they led to."""
+    """The modules called between two attention calls, beside the attention they led to.
+
+    Args:
+        events: what ran between them, in order.
+        earlier: norms that ran before.
+        call: the attention.
+        place: the token that is compared, counted as position 0 here.
+    """
 
     def __init__(
-        self, events: Sequence[Event], earlier: Sequence[Event], call: AttentionCall
+        self, events: Sequence[Event], earlier: Sequence[Event], call: AttentionCall, place: int
     ) -> None:
-        self.call = call
+        self.call, self.place = call, place
         self.linear = [event for event in events if not is_norm(event.module)]
         self.norms = [event for event in events if is_norm(event.module)]
         self.earlier = [*self.norms[::-1], *earlier]
@@ -47,14 +54,17 @@ class Segment:
 
     def source(self, kind: str, claims: Claims) -> Source:
         """Where the call's "q", "k" or "v" comes from; `claims` keeps what is taken already."""
-        heads = getattr(self.call, kind)
+        heads = getattr(self.call, kind).roll(-self.place, 2)
         _, n_heads, self.length, width = heads.shape
         self.batch = heads.shape[0]
         target = heads.transpose(1, 2).flatten(2)
         linear, candidates, pool = self._pools()
         direct = match_columns(target[:, 0], pool, claims)
-        rotated = _moves(target, direct, [values for _, _, values in candidates])
+        pool_values = [values for _, _, values in candidates]
+        rotated = _moves(target, direct, pool_values)
         missing = _missing(kind, direct)
+        if rotated and not missing and not _turns(target, direct, pool_values, n_heads):
+            missing = _mixed(kind)
         parts: list[Part] = []
         through: list[str] = []
         for index in direct.owner.unique().tolist() if not missing else ():
@@ -73,7 +83,7 @@ class Segment:
 
     def holds(self, kind: str, known: Source) -> bool:
         """Whether what was found before gives this call's tensor too, by x W + b of its weights."""
-        heads = getattr(self.call, kind)
+        heads = getattr(self.call, kind).roll(-self.place, 2)
         self.batch, n_heads, self.length, width = heads.shape
         if known.missing or (n_heads, width) != (known.n_heads, known.width):
             return False
@@ -82,7 +92,7 @@ class Segment:
         last = {event.name: event for event in self.linear}
         for part in known.parts:
             event = last.get(part.input.projection)
-            y = None if event is None else _by_position(event.y, self.batch, self.length)
+            y = None if event is None else self._by_position(event.y)
             if event is None or y is None or self._input(event) != part.input:
                 return False
             same = y[:, 0][:, part.columns].double() * part.factor.to(y.device)
@@ -97,8 +107,8 @@ class Segment:
         for event in self.norms:
             if event.name not in norms:
                 continue
-            x = _by_position(event.x, self.batch, self.length)
-            y = _by_position(event.y, self.batch, self.length)
+            x = self._by_position(event.x)
+            y = self._by_position(event.y)
             if x is None or y is None or x.shape != y.shape:
                 continue
             if equal(y[:, 0], heads[:, :, 0].flatten(1)):
@@ -119,11 +129,11 @@ class Segment:
         """
         last = {event.name: event for event in events if not is_norm(event.module)}
         for event in (e for e in events if last.get(e.name, e) is e):
-            values = _by_position(event.y, self.batch, self.length)
+            values = self._by_position(event.y)
             if values is None:
                 continue
             weight = None if is_norm(event.module) else matrix(event.module)
-            x = _by_position(event.x, self.batch, self.length)
+            x = self._by_position(event.x)
             if not is_norm(event.module) and (
                 weight is None or x is None or (x.shape[2], values.shape[2]) != weight.shape
             ):
@@ -141,13 +151,16 @@ class Segment:
         claims: Claims,
     ) -> tuple[list[Part], str]:
         """The Linear outputs that a norm's columns were before it."""
-        x = _by_position(norm.x, self.batch, self.length)
+        x = self._by_position(norm.x)
         if x is None or norm.x.shape != norm.y.shape:
             return [], f"what {norm.name} reads has another shape than what it gives"
-        before = match_columns(x[:, 0][:, columns], Pool([c for _, c, _ in linear]), claims)
+        given, values = x[..., columns], [values for _, _, values in linear]
+        before = match_columns(given[:, 0], Pool([c for _, c, _ in linear]), claims)
         missing = _missing(f"the input of {norm.name}", before)
         if missing:
             return [], missing
+        if _moves(given, before, values) and not _turns(given, before, values, 1):
+            return [], _mixed(f"the input of {norm.name}")
         parts = []
         for index in before.owner.unique().tolist():
             here = (before.owner == index).nonzero()[:, 0]
@@ -164,12 +177,16 @@ class Segment:
         form = read_norm(norm.module, norm.x.reshape(-1, d), norm.y.reshape(-1, d))
         return Input(event.name, width, norm.name, form if d == width else None)
 
+    def _by_position(self, x: Tensor) -> Tensor | None:
+        found = _by_position(x, self.batch, self.length)
+        return None if found is None else found.roll(-self.place, 1)
+
     def _inexact(self, part: Part) -> str:
         """What is wrong when a module's output is not x W + b of its own weight."""
         name = part.input.projection
         event = next(e for e in reversed(self.linear) if e.name == name)
-        x = _by_position(event.x, self.batch, self.length)
-        y = _by_position(event.y, self.batch, self.length)
+        x = self._by_position(event.x)
+        y = self._by_position(event.y)
         if x is None or y is None:
             return f"{name} holds no plain weight matrix"
         return not_linear(name, event.module, x[:, 0], y[:, 0], part.columns)
@@ -194,6 +211,13 @@ def _missing(what: str, found: Matches) -> str:
     return ""
 
 
+def _mixed(what: str) -> str:
+    return (
+        f"{what} is x W at the first token alone, and later no rotation of it: tokens are mixed on "
+        "the way (a convolution), or their sizes change"
+    )
+
+
 def _moves(target: Tensor, found: Matches, values: Sequence[Tensor]) -> bool:
     """Whether what was found at position 0 fails at later ones: rotary positions."""
     limit = tolerance(target.dtype)
@@ -208,6 +232,18 @@ def _moves(target: Tensor, found: Matches, values: Sequence[Tensor]) -> bool:
         if bool((gap > limit * same.abs()).any()):
             return True
     return False
+
+
+def _turns(target: Tensor, found: Matches, values: Sequence[Tensor], n_heads: int) -> bool:
+    """Whether heads have the sizes at every position that a rotation of what was found gives."""
+    unturned = torch.zeros_like(target, dtype=torch.float64)
+    for index in found.owner.unique().tolist():
+        places = (found.owner == index).nonzero()[:, 0]
+        factor = found.factor[places].to(target.device)
+        unturned[..., places] = values[index][..., found.column[places]].double() * factor
+    size, own = (x.double().unflatten(-1, (n_heads, -1)).norm(dim=-1) for x in (target, unturned))
+    # cos and sin, too, are rounded on the way
+    return bool(((size - own).abs() <= 4 * tolerance(target.dtype) * own).all())
 
 
 def _by_position(x: Tensor, batch: int, length: int) -> Tensor | None:

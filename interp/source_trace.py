@@ -33,10 +33,13 @@ class Trace:
     Args:
         names: the name of each watched module, by id.
         known: what an earlier trace found: kept where it holds for what is seen now.
+        place: the token by which columns are compared: one that differs in every sequence.
     """
 
-    def __init__(self, names: Mapping[int, str], known: Mapping[Site, SiteSources]) -> None:
-        self.names = names
+    def __init__(
+        self, names: Mapping[int, str], known: Mapping[Site, SiteSources], place: int
+    ) -> None:
+        self.names, self.place = names, place
         self.known = known
         self.events: list[Event] = []
         self.norms: dict[tuple[int, ...], Event] = {}  # the last of each shape: the encoder's
@@ -51,7 +54,7 @@ class Trace:
     def attend(self, call: AttentionCall) -> None:
         """An attention module got its q, k and v: trace them."""
         self.close()
-        segment = Segment(self.events, list(self.norms.values()), call)
+        segment = Segment(self.events, list(self.norms.values()), call, self.place)
         self.open = call, self._sources(segment, self.known.get(call.site))
         self._forget()
 

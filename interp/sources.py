@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,13 +16,16 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from .attach import attach
-from .forward import embedding_weight, run_base
+from .forward import embedding_weight, undisturbed
 from .frames import unobserved
+from .grid import token_cells
+from .inputs import Inputs
 from .norms import is_norm
+from .signals import Signal, probe_signal, reads_signal
 from .sites import Site, attention_sites
 from .source_parts import Input, Part, SiteSources, Source
 from .source_trace import Trace
-from .survey import is_encoder_decoder
+from .survey_probe import is_encoder_decoder
 from .watch import watch_calls, watch_modules
 
 __all__ = ["Input", "Part", "SiteSources", "Source", "sources"]
@@ -32,7 +34,8 @@ __all__ = ["Input", "Part", "SiteSources", "Source", "sources"]
 def sources(model: PreTrainedModel) -> Mapping[Site, SiteSources]:
     """Where q, k and v of each attention module come from.
 
-    Runs the model once on 16 sequences of 3 tokens (32 below 32 bits) and compares the attention's
+    Runs the model once on 16 sequences of 3 tokens (32 below 32 bits; images or sounds of noise
+    where it reads these) and compares the attention's
     inputs with the outputs of the Linear, Conv1D and norm modules called since the attention
     before: bit for bit, then up to a constant factor (OPT scales its queries, YaRN its rotation).
     Columns behind a norm are followed through it. What matches nothing, or several columns whose
@@ -60,13 +63,14 @@ def sources(model: PreTrainedModel) -> Mapping[Site, SiteSources]:
     with _LOCK:
         before, known = _KNOWN.get(model, ((), {}))
     known = known if before is sites else {}
-    trace = Trace({id(module): name for name, module in model.named_modules()}, known)
-    ids, more = _probe(model, sites)
+    names = {id(module): name for name, module in model.named_modules()}
+    inputs, place = (_noise if reads_signal(model) else _probe)(model, sites)
+    trace = Trace(names, known, place)
     watched = [m for m in model.modules() if isinstance(m, nn.Linear | Conv1D) or is_norm(m)]
     frames = [m for m in model.modules() if next(m.children(), None) is not None]
     with unobserved(model), attach(model, observers=[trace.attend]):
         with watch_calls(watched, trace.see), watch_modules(frames, trace.leave):
-            run_base(model, ids, **more)
+            inputs.run(model)
         trace.close()
     found = {site: trace.found[site] for site in sites}
     if known and all(found[site] is known[site] for site in sites):
@@ -82,7 +86,7 @@ _KNOWN: WeakKeyDictionary[nn.Module, tuple[tuple[Site, ...], Mapping[Site, SiteS
 _LOCK = threading.Lock()
 
 
-def _probe(model: PreTrainedModel, sites: Sequence[Site]) -> tuple[Tensor, dict[str, Any]]:
+def _probe(model: PreTrainedModel, sites: Sequence[Site]) -> tuple[Inputs, int]:
     """Sequences whose first tokens all differ, of lengths that no count of heads equals."""
     table = embedding_weight(model)
     rows = 16 if torch.finfo(table.dtype).bits >= 32 else 32
@@ -99,5 +103,24 @@ def _probe(model: PreTrainedModel, sites: Sequence[Site]) -> tuple[Tensor, dict[
             steps == 0, places, torch.tensor(tokens).to(places)[places % len(tokens)]
         )
 
-    more = {"decoder_input_ids": ids(lengths[1])} if is_encoder_decoder(model) else {}
-    return ids(lengths[0]), more
+    return _unpadded(ids(lengths[0]), ids(lengths[1]) if is_encoder_decoder(model) else None), 0
+
+
+def _unpadded(ids: Tensor, decoder: Tensor | None, signal: Signal | None = None) -> Inputs:
+    return Inputs(ids, torch.ones_like(ids, dtype=torch.bool), decoder, None, signal)
+
+
+def _noise(model: PreTrainedModel, sites: Sequence[Site]) -> tuple[Inputs, int]:
+    """Images or sounds of noise, and a token that differs in all of them: a CLS would not."""
+    rows = 16 if torch.finfo(model.dtype).bits >= 32 else 32
+    decoder = None
+    if is_encoder_decoder(model):
+        vocab = embedding_weight(model)
+        decoder = torch.arange(2 * rows, device=vocab.device).reshape(rows, 2) % vocab.shape[0]
+    more = {} if decoder is None else {"decoder_input_ids": decoder}
+    with undisturbed(model), torch.no_grad():
+        signal = probe_signal(model, rows, more)
+    cells = token_cells(model, signal)
+    inside = (cells >= 0).all(1)
+    ids = torch.zeros(rows, len(cells), dtype=torch.int64, device=model.device)
+    return _unpadded(ids, decoder, signal), int(inside.argmax())

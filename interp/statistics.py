@@ -8,21 +8,20 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
 
 from ..kernels.api import Match
 from .attach import AttentionCall, attach
 from .errors import InputError
-from .forward import run_base
 from .given_text import read_given
 from .inputs import Inputs, Readable
+from .sites import check_model
 
 _NUMBERS = ("entropy_nats", "sink", "sink_logit", "top_weight")
 
 
 def head_statistics(
-    model: PreTrainedModel,
+    model: nn.Module,
     tokenizer: Any,
     text_or_ids: str | Sequence[str] | Readable,
     *,
@@ -68,6 +67,7 @@ def head_statistics(
     Reference:
         Xiao et al. 2023 (sinks); Clark et al. 2019 (entropy of heads).
     """
+    model = check_model(model)
     inputs, _ = read_given(model, tokenizer, text_or_ids, prepend_bos)
     found: list[tuple[Any, Tensor]] = []
 
@@ -75,7 +75,7 @@ def head_statistics(
         found.append((call.site, _means(call, inputs)))
 
     with attach(model, observers=[watch]):
-        run_base(model, inputs.ids, **inputs.options())
+        inputs.run(model)
     rows: list[dict[str, Any]] = [
         {"site": head.site, "layer": head.layer, "head": head.head}
         | dict(zip(_NUMBERS, means.tolist(), strict=True))

@@ -6,30 +6,25 @@ order, with how many heads, to which keys, and whether hooking them changes the 
 
 from __future__ import annotations
 
-import inspect
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .attach import AttentionCall, Edit, hooked
 from .closeness import apart, half_digits
 from .errors import InputError
-from .forward import embedding_weight, undisturbed
-from .frames import Frame
-from .inline_survey import find_inline
-from .pattern import masked_scores
+from .forward import undisturbed
+from .frames import FULL_ROWS, WITHIN_TOKENS
+from .linear_layers import linear_layers
+from .site_table import SiteTable
 from .sites import Site
+from .survey_calls import attached, list_calls, list_inline, number, run_cut
+from .survey_probe import PROBE_BATCH, is_encoder_decoder, output_of, probe_inputs, run_alone
 from .switch import is_copy, is_switched
 from .watch import watch_modules
-
-PROBE_TOKENS = 8
-DECODER_TOKENS = 5  # fewer, so that cross-attention shows by its shape
 
 # Their time-mixing modules are named attention.
 _NO_ATTENTION = frozenset({"rwkv"})
@@ -50,17 +45,46 @@ def examine(model: PreTrainedModel) -> tuple[tuple[Site, ...], float]:
     _refuse_own_layers(model)
     _check_weights(model)
     inputs = probe_inputs(model)
-    exact = torch.autocast(embedding_weight(model).device.type, enabled=False)
+    exact = torch.autocast(model.device.type, enabled=False)
     with undisturbed(model), torch.no_grad(), exact:
-        own = _run_alone(model, inputs)
+        own = run_alone(model, inputs)
         try:
-            return _checked(model, inputs, own, _list_calls)
+            return _checked(model, inputs, own, list_calls)
         except InputError as refused:
             # the registry does not have it all: what the classes' own code shows may be all
             try:
-                return _checked(model, inputs, own, _list_inline)
+                return _checked(model, inputs, own, list_inline)
             except InputError as error:
-                raise _both(refused, error) from error
+                found = (
+                    _with_full_rows(model, inputs) if isinstance(refused, _InexactError) else None
+                )
+                if found is None:
+                    raise _both(refused, error) from error
+                return found
+
+
+class _InexactError(InputError):
+    """Hooked outputs differ."""
+
+
+def _with_full_rows(
+    model: PreTrainedModel, inputs: dict[str, Any]
+) -> tuple[tuple[Site, ...], float] | None:
+    """Sites and drift of a model that is exact as long as every query sees a key.
+
+    A padded query sees none, and what it gives instead is a choice of each implementation. In
+    some hybrids it goes on to tokens, through layers that take no mask. Where hooks are exact with
+    padding on the right, such queries are refused from then on (`attach`).
+    """
+    if "attention_mask" not in inputs or is_encoder_decoder(model):
+        return None
+    inputs = {**inputs, "attention_mask": inputs["attention_mask"].flip(1)}
+    try:
+        found = _checked(model, inputs, output_of(model, inputs), list_calls)
+    except InputError:
+        return None
+    FULL_ROWS.add(model)
+    return found
 
 
 def _checked(
@@ -76,10 +100,20 @@ def _checked(
     """
     ran = set[str]()
     likely = {model.get_submodule(name): name for name in _likely_attention(model)}
-    with _said_plainly(model), watch_modules(likely, lambda module, *_: ran.add(likely[module])):
+
+    def note(module: nn.Module, _: Any, output: Any) -> None:
+        if not _is_pooled(output):
+            ran.add(likely[module])
+
+    with _said_plainly(model), watch_modules(likely, note):
         calls, seen = list_calls(model, inputs)
-    _check_calls(model, [site.module for site in calls], [n for n in likely.values() if n in ran])
-    sites = _number(calls)
+    called = list(dict.fromkeys(site.module for site in calls))
+    missed = [n for n in likely.values() if n in ran and not _covered(n, called)]
+    linear = linear_layers(model, missed, lambda: output_of(model, inputs))
+    others = {*linear, *(likely[m] for m in likely if m in WITHIN_TOKENS)}
+    _check_calls(model, called, [n for n in likely.values() if n in ran and n not in others])
+    sites = number(calls)
+    _check_turns(model, inputs, sites)
     drift = _distance(seen, own)
     _check_exact(model, seen, own, "hooked outputs differ from its own by a relative")
     with _said_plainly(model):
@@ -124,104 +158,32 @@ def _said_plainly(model: nn.Module) -> Iterator[None]:
         ) from error
 
 
-def _list_calls(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[list[Site], Tensor]:
-    """Every attention call of a forward pass as a site yet without layer, and the output."""
-    names = {id(module): name for name, module in model.named_modules()}
-    calls: list[Site] = []
-
-    def site_of(module: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Site:
-        name = names.get(id(module))
-        if name is None:
-            raise InputError(
-                f"{type(module).__name__} attends but is not among the model's modules."
-            )
-        stack = _stack(model, name, q.shape[2], k.shape[2])
-        return Site(name, stack, -1, q.shape[1], k.shape[1], q.shape[3], v.shape[3], False)
-
-    def record(call: AttentionCall) -> None:
-        calls.append(replace(call.site, causal=is_causal(call)))
-
-    with hooked(model, Frame(site_of, (record,), (), model)):
-        seen = _output(model, inputs)
-    return calls, seen
-
-
-def _list_inline(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[list[Site], Tensor]:
-    """The same of a model whose classes compute attention in their own code."""
-    found = find_inline(model, lambda: _output(model, inputs), len(inputs["input_ids"]))
-    table, calls = dict[int, Site](), list[Site]()
-    for part in found:
-        _, heads, n_query, n_key = part.pattern
-        stack, shape = _stack(model, part.name, n_query, n_key), (part.d_head, part.v[3])
-        site = Site(part.name, stack, -1, heads, part.v[1], *shape, causal=False, inline=True)
-        table[id(model.get_submodule(part.name))] = site
-
-    def record(call: AttentionCall) -> None:
-        calls.append(replace(call.site, causal=is_causal(call)))
-
-    frame = Frame(lambda module: table.get(id(module)), (record,), (), model)
-    with hooked(model, frame, [model.get_submodule(part.name) for part in found]):
-        seen = _output(model, inputs)
-    return calls, seen
-
-
-def run_cut(
-    model: PreTrainedModel, inputs: dict[str, Any], sites: tuple[Site, ...], target: str
-) -> Tensor:
-    """The output with one head per module zeroed, another one in each layer."""
-    table = {id(model.get_submodule(site.module)): site for site in sites}
-
-    def change(call: AttentionCall, value: Tensor) -> Tensor:
-        keep = torch.ones(value.shape[1], dtype=value.dtype, device=value.device)
-        keep[call.site.layer % value.shape[1]] = 0
-        return value * keep[:, None, None]
-
-    def site_of(module: nn.Module, *_: Tensor) -> Site | None:
-        return table.get(id(module))
-
-    inline = [model.get_submodule(site.module) for site in sites if site.inline]
-    with hooked(model, Frame(site_of, (), (Edit(target, change),), model), inline):
-        return _output(model, inputs)
-
-
-def _stack(model: PreTrainedModel, name: str, n_query: int, n_key: int) -> str:
-    """Which stack a call is of, by how many tokens it attends from and to.
+def _check_turns(model: PreTrainedModel, inputs: dict[str, Any], sites: tuple[Site, ...]) -> None:
+    """Refuse modules that run several times and cannot be told apart by counting.
 
     Raises:
-        InputError: its rows and columns are not the tokens (pooled ones, prompts put before them).
+        InputError: their runs do not all lie in one of the base model, or come in another order.
     """
-    encoder_decoder = is_encoder_decoder(model)
-    stacks = {(PROBE_TOKENS, PROBE_TOKENS): "enc" if encoder_decoder else ""}
-    if encoder_decoder:
-        stacks |= {(DECODER_TOKENS, DECODER_TOKENS): "dec", (DECODER_TOKENS, PROBE_TOKENS): "cross"}
-    if (n_query, n_key) not in stacks:
+    if not any(site.call for site in sites):
+        return
+    seen, begun = list[Site](), list[int]()
+    base = watch_modules([model.base_model], lambda *_: None, begin=lambda _: begun.append(0))
+    with (
+        _said_plainly(model),
+        base,
+        attached(model, SiteTable(model, sites), (lambda call: seen.append(call.site),)),
+    ):
+        output_of(model, inputs)
+    if len(begun) != 1 or seen != [*sites]:
         raise InputError(
-            f"{name} attends from {n_query} places to {n_key}, of {PROBE_TOKENS} tokens, so its "
-            "rows and columns are not tokens. The model is not supported."
+            f"{type(model).__name__} calls {_listing([s.module for s in sites if s.call])} more "
+            "than once in a forward pass, and in an order that does not tell which call is which, "
+            "so a head there has no address. The model is not supported."
         )
-    return stacks[n_query, n_key]
-
-
-def is_causal(call: AttentionCall) -> bool:
-    """Whether no query of the first sequence sees a later key."""
-    if call.q.shape[2] != call.k.shape[2]:
-        return False
-    scores = masked_scores(call.q, call.k, call.mask, call.scores)[0]
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-    return bool((scores[:, later] == float("-inf")).all())
-
-
-def _number(calls: list[Site]) -> tuple[Site, ...]:
-    count: Counter[str] = Counter()
-    sites = []
-    for site in calls:
-        sites.append(replace(site, layer=count[site.stack]))
-        count[site.stack] += 1
-    return tuple(sites)
 
 
 def _check_calls(model: PreTrainedModel, called: list[str], ran: list[str]) -> None:
-    """Refuse a model whose attention was not all seen, each once; `ran` is what looks like it."""
+    """Refuse a model whose attention was not all seen; `ran` is what looks like it."""
     kind = type(model).__name__
     likely = [] if model.config.model_type in _NO_ATTENTION else ran
     if not called:
@@ -232,12 +194,6 @@ def _check_calls(model: PreTrainedModel, called: list[str], ran: list[str]) -> N
                 "so that hooks there miss it."
             )
         raise InputError(f"{kind} has no attention heads.")
-    twice = [name for name, count in Counter(called).items() if count > 1]
-    if twice:
-        raise InputError(
-            f"{kind} calls {_listing(twice)} more than once in a forward pass, so a head there has "
-            "no single address. Models with shared or repeated attention are not supported."
-        )
     missed = [name for name in likely if not _covered(name, called)]
     if missed:
         raise InputError(
@@ -256,6 +212,13 @@ def _likely_attention(model: nn.Module) -> Iterator[str]:
             yield name
 
 
+def _is_pooled(output: Any) -> bool:
+    """Whether a module gives one vector for each input: what attends there are no tokens."""
+    while isinstance(output, tuple | list) and output:
+        output = output[0]
+    return isinstance(output, Tensor) and output.numel() == PROBE_BATCH * output.shape[-1]
+
+
 def _covered(name: str, called: list[str]) -> bool:
     return any(f"{c}.".startswith(f"{name}.") or f"{name}.".startswith(f"{c}.") for c in called)
 
@@ -269,7 +232,7 @@ def _check_exact(model: nn.Module, a: Tensor, b: Tensor, what: str) -> None:
     narrow = torch.finfo(b.dtype).bits < 32
     distance, limit = apart(a, b) if narrow else _distance(a, b), half_digits(b.dtype)
     if not distance <= limit:
-        raise InputError(
+        raise _InexactError(
             f"{type(model).__name__}: {what} {distance:.1e}, over the limit {limit:.1e} of "
             f"{b.dtype}. The model's attention does something hooks would miss; it is not "
             "supported."
@@ -293,66 +256,6 @@ def _check_weights(model: nn.Module) -> None:
             )
 
 
-def probe_inputs(model: PreTrainedModel) -> dict[str, Any]:
-    """Two short sequences, the second with left padding where the model takes a mask."""
-    if model.main_input_name != "input_ids":
-        raise InputError(
-            f"{type(model).__name__} reads {model.main_input_name}, not text. "
-            "Pass a model that reads input_ids."
-        )
-    takes = inspect.signature(model.forward).parameters
-    vocab = embedding_weight(model).shape[0]
-    device = embedding_weight(model).device
-    ids = (vocab // 4 + 3 * torch.arange(2 * PROBE_TOKENS, device=device)) % vocab
-    inputs: dict[str, Any] = {"input_ids": ids.reshape(2, PROBE_TOKENS)}
-    if "attention_mask" in takes:
-        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-        inputs["attention_mask"][1, :2] = 0
-    if is_encoder_decoder(model):
-        inputs["decoder_input_ids"] = inputs["input_ids"].flip(1)[:, :DECODER_TOKENS]
-    if "use_cache" in takes or any(p.kind is p.VAR_KEYWORD for p in takes.values()):
-        inputs["use_cache"] = False
-    return inputs
-
-
-def _output(model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
-    """The model's logits, or its last hidden state, where tokens stand."""
-    output = model(**inputs)
-    values = getattr(output, "logits", None)
-    values = output[0] if values is None else values
-    mask = inputs.get("attention_mask")
-    if mask is not None and values.dim() >= 3 and values.shape[:2] == mask.shape:
-        values = values[mask.bool()]
-    return values
-
-
-def _run_alone(model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
-    """The output before any hook; drops padding from `inputs` where the model cannot take it."""
-    try:
-        own = _output(model, inputs)
-    except Exception as error:
-        raise InputError(
-            f"{type(model).__name__} could not run on {PROBE_TOKENS} token ids, before any hook: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    if "attention_mask" in inputs and not bool(torch.isfinite(own).all()):
-        # transformers' own eager attention is NaN at padded queries in float64
-        del inputs["attention_mask"]
-        return _run_alone(model, inputs)
-    if not bool(torch.isfinite(own).all()):
-        raise InputError(
-            f"{type(model).__name__} gives outputs that are not finite, before any hook. "
-            "Load it in a wider dtype, such as float32."
-        )
-    return own
-
-
 def _distance(a: Tensor, b: Tensor) -> float:
     scale = max(b.abs().max().item(), torch.finfo(b.dtype).tiny)
     return (a - b).abs().max().item() / scale
-
-
-def is_encoder_decoder(model: PreTrainedModel) -> bool:
-    """Whether `model` runs an encoder and a decoder, as opposed to either of them alone."""
-    takes = inspect.signature(model.forward).parameters
-    return bool(model.config.is_encoder_decoder) and "decoder_input_ids" in takes

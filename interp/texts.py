@@ -21,7 +21,8 @@ from .plain_numbers import as_index, as_seed
 from .plain_text import counted, printable
 from .probes import Prompts
 from .sampling import sample_documents
-from .sites import attention_sites
+from .signals import reads_signal
+from .sites import attention_sites, unbridged
 from .tokens import Tokens, bos_token, context_length, windows
 
 _Rows = Iterable[np.ndarray]  # ids of windows, without padding
@@ -147,7 +148,10 @@ def read_documents(
         >>> read_documents(["the cat sat. " * 9, "a dog"], *ha.load("tiny"), n=None, seq_len=16)
         <4 documents of up to 16 tokens, 52 in all, with a BOS; 2 texts>
     """
+    model = unbridged(model)
     causal = all(site.causal for site in attention_sites(model))
+    if reads_signal(model):
+        raise InputError(f"{type(model).__name__} reads {model.main_input_name}, not text.")
     n, seq_len = _numbers(model, n, seq_len)
     if prepend_bos is not None and not isinstance(prepend_bos, bool):
         raise InputError(f"prepend_bos is True, False or None; got {shown(prepend_bos)}.")

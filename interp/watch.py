@@ -19,6 +19,7 @@ def watch_modules(
     see: Callable[[nn.Module, tuple[Any, ...], Any], None],
     *,
     begin: Callable[[nn.Module], None] | None = None,
+    always: bool = False,
 ) -> Iterator[None]:
     """Call `see(module, inputs, output)` each time one of `modules` has run.
 
@@ -29,6 +30,7 @@ def watch_modules(
         modules: modules to watch, each once.
         see: gets the module, its arguments, those by keyword last, and its output, as they are.
         begin: gets the module each time it is about to run.
+        always: call `see` also where a module ends by an exception; its output is then None.
 
     Returns:
         A context manager; no hook outlives it, also after an exception or a request to stop.
@@ -50,7 +52,7 @@ def watch_modules(
             begin(module)
 
     mark, watched = object(), tuple(modules)
-    hooks = [_Hook(module, "_forward_hooks", mark, end) for module in watched]
+    hooks = [_Hook(module, "_forward_hooks", mark, end, always=always) for module in watched]
     if begin is not None:
         hooks += [_Hook(module, "_forward_pre_hooks", mark, start) for module in watched]
     try:
@@ -76,9 +78,16 @@ class _Hook:
     """A hook on one module, which goes along when the module is copied, and goes with it."""
 
     def __init__(
-        self, owner: nn.Module, table: str, mark: object, call: Callable[..., None]
+        self,
+        owner: nn.Module,
+        table: str,
+        mark: object,
+        call: Callable[..., None],
+        *,
+        always: bool = False,
     ) -> None:
         self.owner, self.table, self.mark, self.call = owner, table, mark, call
+        self.always = always
         self.twins: list[ReferenceType[nn.Module]] = []
 
     def __call__(self, module: nn.Module, *event: Any) -> None:
@@ -93,7 +102,7 @@ class _Hook:
 
     def install(self) -> None:
         if self.table == "_forward_hooks":
-            self.owner.register_forward_hook(self, with_kwargs=True)
+            self.owner.register_forward_hook(self, with_kwargs=True, always_call=self.always)
         else:
             self.owner.register_forward_pre_hook(self, with_kwargs=True)
 
@@ -104,6 +113,7 @@ class _Hook:
             for key in [key for key, found in hooks.items() if found is self]:
                 # first: it is found by the hook
                 getattr(module, f"{self.table}_with_kwargs").pop(key, None)
+                module._forward_hooks_always_called.pop(key, None)
                 hooks.pop(key, None)
 
     def _modules(self) -> list[nn.Module]:

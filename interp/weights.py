@@ -12,7 +12,7 @@ from .by_site import BySite
 from .errors import InputError
 from .head_maps import HeadMap, HeadWeights, OneHead, Reading
 from .projections import head_matrices
-from .sites import Site
+from .sites import Site, check_model
 from .source_parts import Part, SiteSources, Source, matrix
 from .sources import sources
 
@@ -32,7 +32,7 @@ class WeightsBySite(BySite[HeadWeights]):
         return f"<weights of {len(self)} attention modules: {next(iter(self)).module}, …>"
 
 
-def head_weights(model: PreTrainedModel, *, fold_norm: bool = False) -> WeightsBySite:
+def head_weights(model: nn.Module, *, fold_norm: bool = False) -> WeightsBySite:
     """W_Q, W_K, W_V and W_O of every head, found by running the model and checked against it.
 
     q = x W_Q + b_Q, k = x W_K + b_K, v = x W_V + b_V, and Σ_h z_h W_O[h] + b_O is the output of the
@@ -69,14 +69,18 @@ def head_weights(model: PreTrainedModel, *, fold_norm: bool = False) -> WeightsB
 
     Reference: Elhage et al. 2021, A Mathematical Framework for Transformer Circuits.
     """
+    model = check_model(model)
     known = sources(model)
     modules = dict(model.named_modules())
-    clip = _clip(model)
+    clips = _clips(model)
     return WeightsBySite(
         {
             site: HeadWeights(
                 site,
-                *(_input_map(part, modules, fold_norm, clip) for part in (one.q, one.k, one.v)),
+                *(
+                    _input_map(part, modules, fold_norm, clip)
+                    for part, clip in zip((one.q, one.k, one.v), clips, strict=True)
+                ),
                 o=_output_map(site, one, modules),
             )
             for site, one in known.items()
@@ -84,14 +88,19 @@ def head_weights(model: PreTrainedModel, *, fold_norm: bool = False) -> WeightsB
     )
 
 
-def _clip(model: PreTrainedModel) -> str:
+def _clips(model: PreTrainedModel) -> tuple[str, str, str]:
     """What to say of models that cut large queries, keys and values off: no probe need show it."""
     config = model.config.get_text_config()
+    length = getattr(config, "qk_l2_clip_threshold", None)
+    if length is not None:
+        cut = f"exact only up to a length of {length:g}, where the model cuts it off"
+        return cut, cut, ""
     bounds = (getattr(c, "clip_qkv", None) for c in (config, getattr(config, "attn_config", None)))
     bound = next((bound for bound in bounds if bound is not None), None)
     if bound is None:
-        return ""
-    return f"exact only between -{bound:g} and {bound:g}, where the model clips it (clip_qkv)"
+        return "", "", ""
+    clip = f"exact only between -{bound:g} and {bound:g}, where the model clips it (clip_qkv)"
+    return clip, clip, clip
 
 
 def _input_map(source: Source, modules: Mapping[str, nn.Module], fold: bool, clip: str) -> HeadMap:

@@ -8,16 +8,22 @@ import numpy as np
 from headatlas.interp.probes import Prompts
 
 RARE = 500
-SAME_IN_ENCODERS = ("previous_token", "offset")
+GRID = ("grid_neighbour", "grid_surround", "grid_row", "grid_column", "outside_grid")
+SAME_IN_ENCODERS = ("previous_token", "offset", *GRID)
 
 
 def document(causal):
-    """Forty tokens of eight sorts in four sentences; words of two topics, in pairs."""
+    """Forty tokens of eight sorts in four sentences; words of two topics, in pairs.
+
+    All but the first and the last are patches too, in two rows.
+    """
     ids = np.random.default_rng(0).integers(0, 8, (1, 40))
     marks = {
         "sentence": np.arange(40)[None] // 10,
         "rarity": np.array([100, 700, 5, 800, 600, 50, 900, 20])[ids],
         "topic": ids % 2, "word": ids, "partner": ids ^ 1, "end": np.ones_like(ids),
+        "row": np.array([[-1, *[0] * 19, *[1] * 19, -1]]),
+        "column": np.array([[-1, *range(19), *range(19), -1]]),
     }  # fmt: skip
     real = np.ones_like(ids, bool)
     return Prompts("ngrams", ids, real, False, np.isin(ids, (2, 5)), causal, marks)
@@ -115,6 +121,31 @@ def _semantic(doc, causal):
     return found
 
 
+def _on_grid(matches):
+    """One key for another where their rows and columns match."""
+
+    def read(doc, causal):
+        row, column = doc.marks["row"][0], doc.marks["column"][0]
+        cells = list(zip(row.tolist(), column.tolist(), strict=True))
+        inside = [i for i, (r, _) in enumerate(cells) if r >= 0]
+        found = {}
+        for i in inside:
+            own = [j for j in _seen(i, len(cells), causal) if matches(cells[i], cells[j])]
+            found[i] = dict.fromkeys(own, 1)
+        return found
+
+    return read
+
+
+def _beside(one, other):
+    return other[0] >= 0 and max(abs(one[0] - other[0]), abs(one[1] - other[1])) == 1
+
+
+def _above(doc, causal):
+    found = _on_grid(lambda one, other: other == (one[0] - 1, one[1]))(doc, causal)
+    return {i: keys for i, keys in found.items() if doc.marks["row"][0, i] > 0}
+
+
 READ = {
     "previous_token": (("score = mean_i A[i, i−1],  i ≥ 1",), _at(lambda i: i - 1, 1)),
     "offset": (
@@ -159,6 +190,30 @@ READ = {
             "encoders: Σ_j",
         ),
         _semantic,
+    ),
+    "grid_neighbour": (
+        (
+            "score = mean_i A[i, i + d*],  d* = argmax_d mean_i A[i, i + d] on the other half",
+            "d = (±1, 0), (0, ±1), (±1, ±1) in rows and columns; patches at that edge are not "
+            "scored",
+        ),
+        _above,
+    ),
+    "grid_surround": (
+        ("score = mean_i Σ_j A[i, j] · [max(|r[i] − r[j]|, |c[i] − c[j]|) = 1]",),
+        _on_grid(_beside),
+    ),
+    "grid_row": (
+        ("score = mean_i Σ_{j≠i} A[i, j] · [r[i] = r[j]]",),
+        _on_grid(lambda one, other: one[0] == other[0] and one != other),
+    ),
+    "grid_column": (
+        ("score = mean_i Σ_{j≠i} A[i, j] · [c[i] = c[j]]",),
+        _on_grid(lambda one, other: one[1] == other[1] and one != other),
+    ),
+    "outside_grid": (
+        ("score = mean_i Σ_j A[i, j] · [j is no patch]",),
+        _on_grid(lambda _, other: other[0] < 0),
     ),
 }  # fmt: skip
 """Kind -> (the lines of its formula, the reading)."""

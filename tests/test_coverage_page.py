@@ -69,7 +69,7 @@ class TestCoverageSweep:
         assert "input_features" in found.detail
 
     def test_no_config(self):
-        found = coverage.tried("blt", "decoder")
+        found = coverage.tried("gemma4_assistant", "decoder")
         assert (found.outcome, found.reason) == ("not tried", small_models.NO_CONFIG)
 
     def test_a_missing_library(self, monkeypatch):

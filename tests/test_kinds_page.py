@@ -64,7 +64,7 @@ class TestKinds:
         assert len(lines) == 2 or name in kind_formulas.SAME_IN_ENCODERS
         document = kind_formulas.document(causal)
         variants = ha.KINDS[name].variants(document)
-        chosen = "-3" if name == "offset" else ""
+        chosen = {"offset": "-3", "grid_neighbour": "up"}.get(name, "")
         expected = read(document, causal)
         assert kind_formulas.matched(variants[chosen], causal) == expected
         assert any(expected.values())

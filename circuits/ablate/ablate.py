@@ -8,6 +8,7 @@ from typing import Any
 
 from ...interp.errors import InputError
 from ...interp.heads import HeadId, Heads
+from ...interp.sites import unbridged
 from ...interp.texts import Documents
 from ..causal.sweep import sweep_values
 from ..causal.sweep_file import Checkpoint, beside, fingerprint_sweep, refuse_edited
@@ -79,6 +80,7 @@ def ablate_heads(
     Reference:
         Michel 2019; Wang 2022; Olsson 2022 (second copies).
     """
+    model = unbridged(model)
     plan = make_plan(model, method, prompts, seq_len, prepend_bos, level, seed)
     if len(plan.methods) > 1:
         raise InputError(f"heads are removed one way at a time here; got {method!r}.")
@@ -155,6 +157,7 @@ def ablation_sweep(
     Reference:
         Michel 2019 (one head at a time); Voita 2019.
     """
+    model = unbridged(model)
     plan = make_plan(model, methods, prompts, seq_len, prepend_bos, level, seed)
     every = tuple(head for site in plan.sites for head in site.heads)
     chosen = every if heads is None else named_heads(heads, plan.sites)

@@ -14,7 +14,7 @@ from ...interp.errors import InputError, shown
 from ...interp.heads import HeadId
 from ...interp.plain_text import counted
 from ...interp.probes import Prompts
-from ...interp.sites import Site
+from ...interp.sites import Site, unbridged
 from ...interp.texts import Documents
 from ..arguments import whole_number
 from ..behaviour import copied_next, has_next
@@ -93,6 +93,7 @@ def evaluate(
     Reference:
         Michel 2019; Wang 2022 (mean); Chan 2022 (resampling).
     """
+    model = unbridged(model)
     if not isinstance(documents, Documents):
         raise InputError(
             f"documents are what read_documents gives; got {type(documents).__name__}."
@@ -210,6 +211,7 @@ def repeated_probe(
         >>> repeated_probe(*ha.load("tiny"), prompts=16)
         <16 documents of up to 64 tokens, 1024 in all, with a BOS; repeated random tokens, seed 0>
     """
+    model = unbridged(model)
     found = prompt_set(
         model, tokenizer, "random", prompts=prompts, seq_len=seq_len, prepend_bos=prepend_bos,
         seed=seed,

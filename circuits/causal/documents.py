@@ -8,6 +8,7 @@ import numpy as np
 
 from ...interp.errors import InputError
 from ...interp.probes import Prompts
+from ...interp.sites import unbridged
 from ..battery import Battery
 from ..kind import Kind
 from .decoder import check_decoder
@@ -47,6 +48,7 @@ def documents(
         >>> documents(*ha.load("tiny")).ids.shape
         (24, 32)
     """
+    model = unbridged(model)
     check_decoder(model)
     battery = Battery(prompts, seq_len, text, prepend_bos, 0, apart(seed))
     reader = Kind("causal", "Reads a prompt set.", lambda _: {}, prompts=(name,))

@@ -12,6 +12,7 @@ import pandas as pd
 from ...interp.errors import InputError
 from ...interp.heads import HeadId
 from ...interp.parsed import Parsed
+from ...interp.sites import unbridged
 from ..asked import AnyKind
 from ..atlas import HeadAtlas
 from ..same_weights import check_weights
@@ -159,6 +160,7 @@ def causal_effects(
     Reference:
         Michel 2019; Olsson 2022; Wang 2022; Benjamini and Hochberg 1995.
     """
+    model = unbridged(model)
     rule, used = rule or CausalRule(), check_ablations(ablations)
     if "mean" not in used:
         raise InputError(f"the evidence rests on mean ablation; got {', '.join(used)} alone.")

@@ -14,6 +14,7 @@ from jaxtyping import Float
 from ...interp.errors import InputError
 from ...interp.heads import HeadId
 from ...interp.probes import Prompts
+from ...interp.sites import unbridged
 from ..arguments import whole_number
 from ..behaviour import AnyBehaviour
 from ..bootstrap import Bounds, Sample, halves, simultaneous_bounds
@@ -140,6 +141,7 @@ def set_effect(
 
     Reference: Wang 2022 (sets of heads); random sets of the same layer profile are this project's.
     """
+    model = unbridged(model)
     ablation = one_ablation(ablation)
     n_random = whole_number("n_random", n_random, 1)
     trials, name = _trials(model, prompts, behaviour, labelled, seed, batch_tokens)
@@ -214,6 +216,7 @@ def pairwise_ablation(
 
     Reference: Wang 2022, section 3.4 (backup name movers); McGrath 2023 (self-repair).
     """
+    model = unbridged(model)
     ablation = one_ablation(ablation)
     trials, name = _trials(model, prompts, behaviour, labelled, seed, batch_tokens)
     chosen = choose_heads(trials, _listed(heads))

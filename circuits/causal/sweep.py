@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from ...interp.errors import InputError
 from ...interp.heads import HeadId
 from ...interp.probes import Prompts
+from ...interp.sites import unbridged
 from ..arguments import whole_number
 from ..behaviour import AnyBehaviour, Behaviour, Downstream
 from ..fingerprint import fingerprint_model
@@ -164,6 +165,7 @@ def sweep(
     Reference:
         Michel 2019 (one head at a time); Wang 2022 (mean); Chan 2022 (resampling); Olsson 2022.
     """
+    model = unbridged(model)
     asked = check_behaviours(behaviours)
     kinds = check_ablations(ablations)
     seed, batch_tokens = (

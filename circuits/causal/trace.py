@@ -15,7 +15,7 @@ from ...interp.attach import AttentionCall
 from ...interp.errors import InputError
 from ...interp.heads import HeadId
 from ...interp.probes import Prompts
-from ...interp.sites import Site
+from ...interp.sites import Site, unbridged
 from ...kernels.api import Match, attention_probe
 from ..atlas import HeadAtlas
 from ..behaviour import copied_next
@@ -108,6 +108,7 @@ def trace_induction(
     Reference:
         Elhage 2021 (K-composition); Olsson 2022 (prefix matching, pattern-preserving ablation).
     """
+    model = unbridged(model)
     ablation, margin = one_ablation(ablation), mass_margin(margin)
     sites = check_decoder(model)
     atlas = _labels(model, tokenizer, atlas, prepend_bos, seed, progress)

@@ -24,7 +24,7 @@ from ...interp.intervention_layers import holds_layers
 from ...interp.layers.attention import HookedAttention
 from ...interp.layers.config import AttentionConfig
 from ...interp.pretrained import PRUNED_FILE
-from ...interp.sites import Site, attention_sites
+from ...interp.sites import Site, attention_sites, unbridged
 from ..prune.remove.pruned_file import read_pruned
 from ..prune.remove.pruned_shapes import pruned_shapes
 from ..prune.remove.pruning import is_pruned_config, pruning_of
@@ -139,6 +139,7 @@ def _whole_shapes(config: Any, label: str) -> AttentionShapes:
 
 
 def _of_model(model: nn.Module) -> AttentionShapes:
+    model = unbridged(model)
     if isinstance(model, PreTrainedModel) and (found := removed_shapes(model)) is not None:
         return found
     sites = attention_sites(model)  # which refuses all but transformers' own

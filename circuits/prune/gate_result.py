@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
-from torch import Tensor
+from torch import Tensor, nn
 
+from ...interp.bridge import refuse_bridge
 from ...interp.errors import InputError
 from ...interp.heads import HeadId
+from ...interp.sites import check_model
 from ..arguments import whole_number
 from .counts import nearest_count
 from .gates import Gates
@@ -109,16 +111,18 @@ class GateResult:
             )
         return tuple(self.heads[i] for i in self._order()[:n])
 
-    def pruned(self, model: PreTrainedModel) -> PreTrainedModel:
+    def pruned(self, model: nn.Module) -> PreTrainedModel:
         """The model physically without the heads to cut, with the weights trained along if any.
 
         Args:
             model: the one that the gates were trained on. It is not changed.
 
         Raises:
-            InputError: another model, or one that cannot be cut.
+            InputError: another model, one that cannot be cut, or a TransformerLens bridge.
         """
-        own = model if self.weights is None else with_weights(model, self.weights)
+        refuse_bridge(model, "Cutting heads out")
+        known = check_model(model)
+        own = known if self.weights is None else with_weights(known, self.weights)
         return remove_heads(own, self.removed())
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...interp.errors import InputError
 from ...interp.heads import HeadId
-from ...interp.sites import Site
+from ...interp.sites import Site, unbridged
 from ...interp.texts import Documents
 from ..ablate.evaluate import Progress, evaluate
 from ..arguments import whole_number
@@ -96,6 +96,7 @@ def order_heads(
     Reference:
         Michel 2019; Molchanov 2019 (Taylor); Voita 2019, Louizos 2018 (L0).
     """
+    model = unbridged(model)
     check_methods([method])
     sites = check_decoder(model)
     every = tuple(head for site in sites for head in site.heads)

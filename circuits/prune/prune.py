@@ -17,7 +17,7 @@ from ...interp.errors import InputError
 from ...interp.frames import is_edited
 from ...interp.plain_text import counted
 from ...interp.probes import MIN_PROMPTS
-from ...interp.sites import check_model
+from ...interp.sites import check_model, unbridged
 from ...interp.texts import Documents
 from ..ablate.evaluate import Progress, evaluate, measured_rows
 from ..ablate.said import REPEATED, TEXT
@@ -123,6 +123,7 @@ def prune_heads(
     Reference:
         Voita 2019; Michel 2019; Louizos 2018.
     """
+    model = unbridged(model)
     asked = check_asked(model, method, sparsity, lam, config, atlas, draws, level, seed)
     reading = asked.reading(model, train_documents, eval_documents, seq_len, prepend_bos)
     place = None if folder is None else check_folder(folder)

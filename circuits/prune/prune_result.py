@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from ...interp.bridge import refuse_bridge
 from ...interp.errors import InputError
 from ...interp.heads import HeadId
 from ...interp.plain_text import counted
@@ -102,8 +103,8 @@ class PruneResult:
             sparsity: likewise.
 
         Raises:
-            InputError: there is no such cut, the result was loaded from a folder, or the model
-                cannot be cut.
+            InputError: there is no such cut, the result was loaded from a folder, it is of a
+                TransformerLens bridge, or the model cannot be cut.
         """
         cut, source = self.cut(method, sparsity, 0), self.source
         if source is None:
@@ -117,6 +118,11 @@ class PruneResult:
                 "this result was found finished in its folder, and the weights trained along are "
                 f"in the model there alone: load_pruned(folder / {MODEL!r})."
             )
+        refuse_bridge(
+            source.model,
+            "Cutting heads out",
+            "call remove_heads(model, result.removed()) with that",
+        )
         weights = source.trained[cut.asked].weights if cut.finetuned else None
         model = source.model if weights is None else with_weights(source.model, weights)
         return remove_heads(model, cut.heads)

@@ -10,7 +10,7 @@ import torch
 
 from ...interp.errors import InputError
 from ...interp.probes import Prompts
-from ...interp.sites import check_model
+from ...interp.sites import check_model, unbridged
 from ..fingerprint import fingerprint_model
 from .gate_result import GateResult
 from .settings import GateTraining
@@ -78,6 +78,7 @@ def train_gates(
     Reference:
         Louizos 2018; Voita 2019; Xia 2022, 2023.
     """
+    model = unbridged(model)
     if not isinstance(config, GateTraining):
         raise InputError(f"config is a GateTraining; got {type(config).__name__}.")
     prompts = _read_prompts(documents)

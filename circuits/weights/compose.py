@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...interp.errors import InputError
-from ...interp.sites import Site
+from ...interp.sites import Site, unbridged
 from ..arguments import whole_number
 from .composition import KINDS, Composition, Pairs
 from .null import gamma_p, rotation_moments
@@ -78,6 +78,7 @@ def composition(
 
     Reference: Elhage et al. 2021, A Mathematical Framework for Transformer Circuits.
     """
+    model = unbridged(model)
     chosen = _kinds(kinds)
     delta = _delta(delta)
     if block is not None:

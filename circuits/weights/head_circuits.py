@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...interp.errors import InputError
 from ...interp.heads import HeadId, KvHeadId
+from ...interp.sites import unbridged
 from .reading import Reading, read_model
 
 
@@ -99,4 +100,5 @@ def head_circuits(model: Any, *, delta: int = 0, up_to_norms: bool = False) -> H
 
     Reference: Elhage et al. 2021, A Mathematical Framework for Transformer Circuits.
     """
+    model = unbridged(model)
     return HeadCircuits(read_model(model, ("QK", "OV"), delta=delta, up_to_norms=up_to_norms))

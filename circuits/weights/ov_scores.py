@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from ...interp.sites import unbridged
 from ..arguments import whole_number
 from .copying import copying_columns
 from .ordinals import ordinal_sequences
@@ -78,6 +79,7 @@ def ov_scores(
     Reference: Elhage et al. 2021 (copying); McDougall et al. 2023 (suppression); Gould et al. 2023
         (successor heads).
     """
+    model = unbridged(model)
     rotations = whole_number("rotations", rotations, _STUDENT)
     rng = np.random.default_rng((whole_number("seed", seed, 0), 41))
     reading = read_model(model, ("OV",), up_to_norms=up_to_norms)

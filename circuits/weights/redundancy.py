@@ -19,7 +19,7 @@ from ...interp.forward import run_base
 from ...interp.heads import HeadId
 from ...interp.hook_names import choose_heads
 from ...interp.probes import Prompts
-from ...interp.sites import Site, attention_sites
+from ...interp.sites import Site, attention_sites, unbridged
 from ...interp.tokens import Tokens
 from ...interp.weights import head_weights
 from ...kernels.api import Weights
@@ -167,6 +167,7 @@ def redundancy(
     Reference: Kornblith et al. 2019 (similarity of representations, the centred case);
         Bhattacharyya 1943.
     """
+    model = unbridged(model)
     sites = attention_sites(model)
     causal = one_direction(sites)
     n_rows, seed = whole_number("rows", rows, 1), whole_number("seed", seed, 0)

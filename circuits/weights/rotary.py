@@ -14,7 +14,7 @@ from ...interp.attach import AttentionCall, attach
 from ...interp.errors import InputError
 from ...interp.forward import embedding_weight, run_base
 from ...interp.frames import unobserved
-from ...interp.sites import Site
+from ...interp.sites import Site, unbridged
 from ...interp.sources import sources
 from ...interp.tokens import context_length
 
@@ -82,6 +82,7 @@ def rotations(model: Any) -> Mapping[Site, Rotation | None]:
 
     Reference: Su et al. 2021, equation 34.
     """
+    model = unbridged(model)
     turning = [site for site, found in sources(model).items() if found.q.rotated]
     found: dict[Site, Rotation | None] = dict.fromkeys(sources(model))
     if not turning:

@@ -15,7 +15,7 @@ from ...interp.heads import HeadId
 from ...interp.intervene import intervene
 from ...interp.interventions import zero
 from ...interp.norms import NormForm, is_norm, read_norm
-from ...interp.sites import attention_sites
+from ...interp.sites import attention_sites, unbridged
 from ...interp.watch import watch_calls
 
 _CHUNK = 4096  # tokens at a time
@@ -81,6 +81,7 @@ def vocabulary(model: Any) -> Vocabulary:
         >>> ends.product().shape, ends.centred
         (torch.Size([128, 128]), False)
     """
+    model = unbridged(model)
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     name = type(model).__name__
     if not isinstance(head, nn.Linear):
@@ -130,6 +131,7 @@ def effective_embedding(model: Any, tokens: Int64[Tensor, " n"]) -> Float[Tensor
 
     Reference: Gould et al. 2023; McDougall et al. 2023 (effective embedding).
     """
+    model = unbridged(model)
     sites = attention_sites(model)
     if len(sites) < 2:
         raise InputError(

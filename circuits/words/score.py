@@ -12,7 +12,7 @@ from ...interp.attach import AttentionCall, attach
 from ...interp.errors import InputError
 from ...interp.forward import run_base
 from ...interp.probes import MIN_PROMPTS
-from ...interp.sites import Site
+from ...interp.sites import Site, unbridged
 from ..arguments import whole_number
 from ..score import check_direction
 from .batch import Found, WordBatch
@@ -84,6 +84,7 @@ def score_words(
     Reference:
         Clark et al. 2019, section 4.1, for attention between words; Voita et al. 2019.
     """
+    model = unbridged(model)
     if not isinstance(prompts, WordPrompts):
         raise InputError(f"prompts are a WordPrompts; got {type(prompts).__name__}.")
     if prompts.n_units < MIN_PROMPTS:
@@ -143,9 +144,7 @@ class _Scoring:
         self._pairs = (instances.pairs, self._shuffle(instances, seed))
         self._count_cells(instances.pairs, self._sums.mass.pairs)
         ends = np.cumsum([0, *(site.n_heads for site in sites)])
-        self._place = {
-            site.module: slice(int(ends[i]), int(ends[i + 1])) for i, site in enumerate(sites)
-        }
+        self._place = {site: slice(int(ends[i]), int(ends[i + 1])) for i, site in enumerate(sites)}
 
     def _shuffle(self, instances: Instances, seed: int) -> Pairs:
         """The shuffled links, with what rules of offset guess of them."""
@@ -179,15 +178,15 @@ class _Scoring:
         )
         counts = batch.profile_pairs[:-1].reshape(len(batch.units), -1)
         self._sums.mass.profile_pairs[batch.units] += counts
-        taken: set[str] = set()
+        taken: set[Site] = set()
 
         def observe(call: AttentionCall) -> None:
-            taken.add(call.site.module)
-            self._add(batch.units, self._place[call.site.module], batch.read(call))
+            taken.add(call.site)
+            self._add(batch.units, self._place[call.site], batch.read(call))
 
         with attach(model, observers=[observe]):
             run_base(model, batch.ids, batch.mask)
-        missed = [site.module for site in self._sites if site.module not in taken]
+        missed = [site.module for site in self._sites if site not in taken]
         if missed:
             raise InputError(
                 f"the attention layer {missed[0]} was not called in this forward; its heads "

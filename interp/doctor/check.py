@@ -11,11 +11,13 @@ from torch import nn
 from ..closeness import half_digits
 from ..errors import InputError, one_line
 from ..forward import undisturbed
+from ..signals import reads_signal
 from ..sites import attention_sites, check_model
 from ..switch import is_switched, own_implementations
 from .checks import CALLS, CHECKS, Subject
 from .report import FAILS, SKIPPED, CheckReport, Finding
 from .runs import Runs
+from .signal_runs import SignalRuns
 
 
 def check(
@@ -33,7 +35,8 @@ def check(
 
     Args:
         model: a transformers model.
-        tokenizer: its tokenizer, to run on English-like text; None: random tokens.
+        tokenizer: its tokenizer, to run on English-like text; None: random tokens. Models of images
+            and sounds are run on noise.
         progress: called with ("check", checks done, checks to do).
 
     Returns:
@@ -68,7 +71,8 @@ def check(
                 Finding(name, SKIPPED, "the model cannot be hooked") for name in [*CHECKS][1:]
             ]
             return CheckReport(type(known).__name__, implementation, dtype, (refused, *skipped))
-        subject = Subject(Runs(known, sites, tokenizer), half_digits(known.dtype), implementation)
+        runs = (SignalRuns if reads_signal(known) else Runs)(known, sites, tokenizer)
+        subject = Subject(runs, half_digits(known.dtype), implementation)
         subject.runs.text  # noqa: B018  (a tokenizer of another model is the caller's mistake)
         findings: list[Finding] = []
         for number, (name, measure) in enumerate(CHECKS.items()):

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from ..closeness import apart
 from ..errors import InputError, one_line
 from ..forward import left_padding
@@ -65,6 +67,9 @@ def _calls(subject: Subject, name: str) -> Finding:
     modules = (
         "1 module, called once" if len(sites) == 1 else f"{len(sites)} modules, each called once"
     )
+    if any(site.call for site in sites):
+        shared = len({site.module for site in sites})
+        modules = f"{len(sites)} calls of {shared} modules that share weights between layers"
     detail = f"{modules}, in order: {told}"
     return Finding(name, HOLDS, detail)
 
@@ -90,17 +95,19 @@ def _logits(subject: Subject, name: str) -> Finding:
         reached = "beyond" if n > runs.window else "not beyond"
         beyond = f", {reached} the window of {runs.window:,}"
     detail = (
-        f"hooked against {subject.implementation}, relative: {figure(probe)} on the probe's 8 "
-        f"tokens, {figure(text)} on {n} tokens{beyond}{left_out(out)}"
+        f"hooked against {subject.implementation}, relative: {figure(probe)} on the survey's "
+        f"probe, {figure(text)} on {n} tokens{beyond}{left_out(out)}"
     )
-    return judged(name, worst([probe, text]), subject.limit, detail)
+    # of narrow dtypes the largest entry is told and not judged: rounding may move one entry far
+    narrow = torch.finfo(runs.model.dtype).bits < 32
+    return judged(name, text if narrow else worst([probe, text]), subject.limit, detail)
 
 
 def _rows(subject: Subject, name: str) -> Finding:
     looks = [*subject.runs.seen.looks, *padded_looks(subject.runs)]
     rows, hidden = worst([one.rows for one in looks]), worst([one.hidden for one in looks])
     least = worst([-one.least for one in looks])
-    padded = "" if subject.runs.takes_mask else " (it takes no padding mask)"
+    padded = "" if subject.runs.takes_mask else f" ({subject.runs.no_mask})"
     detail = (
         f"sums (sinks included) off 1 by {figure(rows)}; weight on hidden and padded "
         f"keys {figure(hidden)}{padded}; smallest weight {figure(0.0 - least)}"
@@ -129,7 +136,7 @@ def _padding(side: str) -> Callable[[Subject, str], Finding]:
     def measure(subject: Subject, name: str) -> Finding:
         runs = subject.runs
         if not runs.takes_mask:
-            return Finding(name, SKIPPED, "not possible: the model takes no attention_mask")
+            return Finding(name, SKIPPED, f"not possible: {runs.no_mask}")
         if side == "left":
             try:
                 left_padding(runs.model)
@@ -150,7 +157,7 @@ def _cache(subject: Subject, name: str) -> Finding:
     runs = subject.runs
     stepwise = runs.cached(hook=True)
     if stepwise is None:
-        return Finding(name, SKIPPED, "does not apply: the model returns no key-value cache")
+        return Finding(name, SKIPPED, f"does not apply: {runs.no_cache}")
     off, out = gap(stepwise, runs.seen.output)
     detail = f"hooked prefill and {STEPS} steps against one hooked run, relative: {figure(off)}"
     detail += left_out(out)

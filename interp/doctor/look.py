@@ -12,7 +12,7 @@ from torch import Tensor
 from ..attention_call import AttentionCall
 from ..pattern import mix_values
 from ..sites import Site
-from ..survey import is_causal
+from ..survey_calls import is_causal
 
 
 @dataclass(frozen=True)

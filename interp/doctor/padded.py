@@ -11,8 +11,9 @@ from ..attach import attach
 from ..attention_call import AttentionCall
 from ..closeness import apart
 from ..forward import run_base
+from ..frames import FULL_ROWS
 from ..sites import Site
-from ..survey import is_encoder_decoder
+from ..survey_probe import is_encoder_decoder
 from .look import Look, look, worst
 from .runs import Runs, decoder_ids
 
@@ -23,7 +24,8 @@ TOKENS = 12
 def padded_looks(runs: Runs) -> list[Look]:
     """What the calls of two sequences say, one of them padded, on the left and on the right."""
     looks: list[Look] = []
-    for side in ("left", "right") if runs.takes_mask else ():
+    sides = ("right",) if runs.model in FULL_ROWS else ("left", "right")
+    for side in sides if runs.takes_mask else ():
         ids, mask = _padded(runs, side)
         with attach(runs.model, observers=[lambda c, m=mask: looks.append(look(c, _live(c, m)))]):
             runs.model(**runs.inputs(ids), attention_mask=mask.to(ids.dtype))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,8 @@ from ..grammar import natural_text
 from ..sampling import cache_options
 from ..sites import Site
 from ..sources import sources
-from ..survey import is_encoder_decoder, probe_inputs, run_cut
+from ..survey_calls import run_cut
+from ..survey_probe import is_encoder_decoder, probe_inputs
 from ..tokens import context_length, windows
 from ..watch import watch_modules
 from .look import Look, look
@@ -59,6 +60,10 @@ class Runs:
     model: PreTrainedModel
     sites: tuple[Site, ...]
     tokenizer: Any = None
+
+    # why a check of padding, or of the cache, does not take place
+    no_mask: ClassVar[str] = "the model takes no attention_mask"
+    no_cache: ClassVar[str] = "the model returns no key-value cache"
 
     @property
     def window(self) -> int | None:
@@ -125,11 +130,13 @@ class Runs:
             z[call.site] = call.z.transpose(1, 2)
 
         projections = self._projections()
-        taken = {module: site for site, module in projections.items()}
+        taken: dict[nn.Module, list[Site]] = {}  # layers that share weights take turns
+        for site, module in projections.items():
+            taken.setdefault(module, []).append(site)
         arrived = dict.fromkeys(projections, float("nan"))
 
         def receive(module: nn.Module, given: tuple[Any, ...], _: Any) -> None:
-            site = taken[module]
+            site = next((one for one in taken[module] if one in z), taken[module][-1])
             sent = z.pop(site, None)
             if sent is None or not given or not isinstance(given[0], Tensor):
                 arrived[site] = float("nan")

@@ -16,7 +16,6 @@ from transformers import PreTrainedModel
 from ...kernels.api import Weights
 from ..attach import AttentionCall, attach
 from ..errors import InputError
-from ..forward import run_base
 from ..given_text import read_given
 from ..heads import HeadId, Heads
 from ..hook_names import choose_heads
@@ -119,7 +118,7 @@ def read_patterns(
             progress("reading", call.site.layer + 1, len(sites))
 
     with torch.no_grad(), attach(model, observers=[watch]):
-        run_base(model, inputs.ids)
+        inputs.run(model)
     return Patterns(tuple(strings[0]), reader.cell, tuple(reader.found), tuple(reader.masks))
 
 

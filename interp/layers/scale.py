@@ -17,10 +17,9 @@ from ..attach import attach
 from ..attention_call import AttentionCall
 from ..by_site import BySite
 from ..errors import InputError
-from ..forward import run_base
 from ..inputs import Readable, read_inputs
 from ..pattern import masked_scores, softmax_rows
-from ..sites import Site
+from ..sites import Site, unbridged
 from .hooks import attach_layers
 
 
@@ -184,6 +183,7 @@ def diagnose_scales(
         >>> found.unscaled.max_weight > 0.8 > 0.3 > found.scaled.max_weight
         True
     """
+    model = unbridged(model)
     if mask is not None and not isinstance(inputs, Tensor):
         raise InputError(f"a {type(inputs).__name__} brings its own mask: leave mask out.")
     found: dict[Site, ScaleDiagnostic] = {}
@@ -206,7 +206,7 @@ def diagnose_scales(
 
     with torch.no_grad(), _attachment(model)(model, observers=[see]):
         if read is not None:
-            run_base(model, read.ids, **read.options())  # pyright: ignore[reportArgumentType]
+            read.run(model)  # pyright: ignore[reportArgumentType]
         elif mask is None:
             model(inputs)
         else:

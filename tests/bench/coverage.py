@@ -1,12 +1,12 @@
-"""Which model families can be hooked: transformers' language models, tiny and random.
+"""Which model families can be hooked: transformers' models, tiny and random.
 
     python -m tests.bench.figures coverage
 
-The families are those of three of transformers' auto classes: causal, masked and
-sequence-to-sequence language models. Each is tried with a config shrunk to two layers or so. What
-`attention_sites` says of it is the table: it runs the model as it is and hooked, and refuses what
-differs. Families of which no shrunk model runs in time are counted apart, by what stopped them:
-nothing is known of their hooking.
+The families are those of three of transformers' auto classes, causal, masked and
+sequence-to-sequence language models, and its encoders of images and sounds. Each is tried with a
+config shrunk to two layers or so. What `attention_sites` says of it is the table: it runs the model
+as it is and hooked, and refuses what differs. Families of which no shrunk model runs in time are
+counted apart, by what stopped them: nothing is known of their hooking.
 """
 
 from __future__ import annotations
@@ -154,13 +154,19 @@ def layout(family: str) -> str:
 def reason(text: str) -> str:
     """A refusal without the names of modules, so that families of one reason stand together."""
     for pattern, words in (
+        (
+            r"parts of (the tokens|\d+ inputs)",
+            "attends within windows or other parts of its tokens",
+        ),
         (r"several softmaxes", "several softmaxes in one attention call"),
         (r"are not tokens", "its queries or keys are not the tokens (pooled, or behind prompts)"),
         (r"without transformers' attention reg", "attention of its own without a plain softmax"),
         (r"no attention heads", "no attention heads found"),
         (r"not seen", "some of its attention has no plain softmax"),
+        (r"see no key", "what padding on the left gives reaches tokens"),
+        (r"runs several times", "layers share weights"),
         (r"selects keys", "sparse attention: keys are selected by an index"),
-        (r"more than once", "layers share weights"),
+        (r"more than once", "layers that run in an order that changes"),
         (r"runs alone, but not", "the forward breaks with its attention and masks replaced"),
         (r"no plain linear map takes z", "no plain linear map takes z"),
         (r"where q and k are not seen", "q and k are not seen"),

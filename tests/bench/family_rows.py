@@ -14,6 +14,7 @@ from headatlas.interp.capture import capture
 from headatlas.interp.errors import InputError
 from headatlas.interp.heads import HeadId
 from headatlas.interp.interventions import gate, run, zero
+from headatlas.interp.signals import probe_signal, reads_signal
 from headatlas.interp.sites import Site, attention_sites
 from headatlas.interp.weights import head_weights
 
@@ -42,6 +43,9 @@ def what_works(model: Any) -> Works:
     sites = attention_sites(model)
     ids = torch.randint(3, 90, (2, 12), generator=torch.Generator().manual_seed(0))
     more = {"decoder_ids": ids[:, :7]} if any(site.stack == "dec" for site in sites) else {}
+    if reads_signal(model):
+        with torch.no_grad():
+            ids = probe_signal(model, 2, {"decoder_input_ids": ids[:, :7]} if more else {}).values
     _check_captured(capture(model, None, ids, names_filter=["pattern", "z", "v"], **more), sites)
     _check_edits(model, ids, [site.heads[0] for site in sites], more)
     removal, why_not = "yes", ""

@@ -118,7 +118,9 @@ def test_without_bos_the_first_token_counts():
 def test_every_kind_has_a_written_definition():
     names = ["previous_token", "offset", "first_position", "current_token", "duplicate_token"]
     further = ["rare_token", "ngram_induction", "semantic"]
-    assert [*KINDS] == [*names, "induction", "delimiter", *further]
+    images = ["grid_neighbour", "grid_surround", "grid_row", "grid_column", "outside_grid"]
+    assert [*KINDS] == [*names, "induction", "delimiter", *further, *images]
+    assert [name for name, kind in KINDS.items() if kind.of_signals] == images
     assert all(len(kind.definition) > 40 for kind in KINDS.values())
 
 
@@ -144,7 +146,7 @@ def test_register_refuses_a_taken_name_and_a_bad_kind():
     with pytest.raises(InputError, match="uniform"):
         Kind("two_back", "x", kind.labels, null="gauss")
     for prompts in (("wikipedia",), (), ("random", "random")):
-        with pytest.raises(InputError, match="ngrams or topics, each once"):
+        with pytest.raises(InputError, match="topics or signals, each once"):
             Kind("two_back", "x", kind.labels, prompts=prompts)
     with pytest.raises(InputError, match=r"reads one of random, .*; got 'nonsense'"):
         Legacy("", "nonsense", 0.4, "x")

@@ -3,7 +3,10 @@
 import shutil
 
 import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM
 
+from .bridges import boot
 from .checkpoints import byte_level, write_llama_gguf
 
 
@@ -30,3 +33,21 @@ def gguf_file(llama, tmp_path_factory):
     path = tmp_path_factory.mktemp("gguf") / "model.gguf"
     write_llama_gguf(path, llama, byte_level())
     return path
+
+
+@pytest.fixture
+def pair(tiny, families, tmp_path):
+    """A model, and a bridge around another of the same weights; both attend in the same way."""
+
+    def make(family, **changes):
+        if family == "bert":  # the base model, which the shared set-up makes, does not boot
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                config = BertConfig(**families["bert"], attn_implementation="eager")
+                plain, other = BertForMaskedLM(config).eval(), BertForMaskedLM(config).eval()
+                other.load_state_dict(plain.state_dict())
+        else:
+            plain, other = (tiny(family, attn="eager", **changes) for _ in range(2))
+        return plain, boot(other, tmp_path)
+
+    return make

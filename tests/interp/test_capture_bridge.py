@@ -2,45 +2,21 @@
 
 import pytest
 import torch
-from tokenizers import Tokenizer, models
-from transformers import PreTrainedTokenizerFast
 
 from headatlas.interp.capture import capture
 
+from .bridges import boot
 from .weight_models import IDS, build
-
-ARCHITECTURES = {
-    "gpt2": "GPT2LMHeadModel",
-    "llama": "LlamaForCausalLM",
-    "gemma": "GemmaForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "deepseek_v3": "DeepseekV3ForCausalLM",
-}
 
 
 def both(tiny, families, family, folder):
     """Our capture and the bridge's cache: the bridge rewires its model, so it gets its own."""
     model, other = (build(tiny, families, family) for _ in range(2))
     own = capture(model, None, IDS, names_filter=lambda name: True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_HUB_OFFLINE", "1")
-        from transformer_lens.model_bridge import TransformerBridge
-
-        words = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
-        special = {"bos_token": "b", "eos_token": "b", "pad_token": "b"}
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, **special)
-        tokenizer.save_pretrained(folder)
-        other.config.architectures = [ARCHITECTURES[family]]
-        other.config.save_pretrained(folder)
-        bridge = TransformerBridge.boot_transformers(
-            str(folder),
-            hf_model=other,
-            tokenizer=PreTrainedTokenizerFast.from_pretrained(folder),
-            device="cpu",
-        )
-        bridge.cfg.use_attn_result = True
-        with torch.no_grad():
-            _, cache = bridge.run_with_cache(IDS)
+    bridge = boot(other, folder)
+    bridge.cfg.use_attn_result = True
+    with torch.no_grad():
+        _, cache = bridge.run_with_cache(IDS)
     return own, cache
 
 

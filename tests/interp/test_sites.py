@@ -125,7 +125,7 @@ def test_a_model_that_breaks_under_hooks_is_seen_in_its_own_code_or_refused(monk
     before = model(ids).logits
     message = r"DogeForCausalLM cannot be hooked: it runs alone.*\(AttributeError: .*'dtype'"
     with monkeypatch.context() as patch:
-        patch.setattr(survey, "_list_inline", refuse)
+        patch.setattr(survey, "list_inline", refuse)
         with pytest.raises(InputError, match=message):
             attention_sites(model)
     assert model.config._attn_implementation == "sdpa"
@@ -141,7 +141,7 @@ def test_requests_to_stop_pass_through_the_survey(tiny, monkeypatch, stop):
     def interrupt(*_):
         raise stop
 
-    monkeypatch.setattr(survey, "_list_calls", interrupt)
+    monkeypatch.setattr(survey, "list_calls", interrupt)
     with pytest.raises(stop):
         attention_sites(tiny("llama"))
 

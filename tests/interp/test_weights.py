@@ -12,7 +12,7 @@ from headatlas.interp.load import load
 from headatlas.interp.pattern import masked_scores, mix_values, softmax_rows
 from headatlas.interp.projections import head_matrices
 from headatlas.interp.sites import attention_sites
-from headatlas.interp.survey import is_encoder_decoder
+from headatlas.interp.survey_probe import is_encoder_decoder
 from headatlas.interp.weights import Reading, head_weights
 
 from .weight_models import IDS, Adapted, Int8, Tripled, build, leaving, relative, seen_by
@@ -215,6 +215,30 @@ class TestMissing:
         with pytest.raises(InputError, match="has no W_Q: no linear map was found"):
             found.W_Q
         assert found.W_K.shape == (2, 32, 8)
+
+    @pytest.mark.parametrize(
+        ("family", "kind"),
+        [("llama", "q"), ("llama", "k"), ("llama", "v"), ("qwen3", "k"), ("gpt2", "c_attn")],
+    )
+    def test_tokens_mixed_behind_the_projection(self, tiny, family, kind):
+        """At the first token there is nothing to mix, so that all columns are found there."""
+        model = tiny(family)
+        if family == "gpt2":
+            part = model.transformer.h[0].attn.c_attn
+        else:
+            part = model.model.layers[0].self_attn.get_submodule(f"{kind}_proj")
+
+        def mix(module, args, y):
+            return y + 0.5 * torch.nn.functional.pad(y, (0, 0, 1, 0))[:, :-1]
+
+        owner = model.get_submodule(attention_sites(model)[0].module)
+        name = "c_attn" if family == "gpt2" else f"{kind}_proj"
+        setattr(owner, name, torch.nn.Sequential(part))
+        getattr(owner, name).register_forward_hook(mix)
+        found = head_weights(model)[0]
+        for one in "qkv" if family == "gpt2" else kind:
+            assert "is x W at the first token alone" in getattr(found, one).inexact
+            assert getattr(found, one).weight is None
 
 
 def wrap_output(attention, how):

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 from ....interp.closeness import half_digits
 from ....interp.forward import embedding_weight, undisturbed
 from ....interp.interventions import intervene, zero
-from ....interp.survey import is_encoder_decoder
+from ....interp.signals import reads_signal
+from ....interp.survey_probe import is_encoder_decoder, probe_inputs
 from .copies import comparison_twin
 from .cut import Cut
 
@@ -79,8 +80,12 @@ class _Zeroed:
 def probe_logits(model: PreTrainedModel) -> Tensor:
     """Logits, or last hidden states, on a few tokens: unpadded, left-padded and right-padded.
 
-    It runs in eval mode and leaves the model as it was.
+    A model of images or sounds runs on noise. It runs in eval mode and stays as it was.
     """
+    if reads_signal(model):
+        inputs = probe_inputs(model)
+        with undisturbed(model), torch.no_grad():
+            return _values(model(**inputs)).double()
     ids, mask, more = probe(model)
     inputs: dict[str, Any] = {"input_ids": ids, **more}
     takes = inspect.signature(model.forward).parameters

@@ -10,15 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ....interp.bridge_view import HOOKS
 from ....interp.errors import InputError, one_line
 
 _NARROW = (torch.float16, torch.bfloat16)
 _PLAIN = (*_NARROW, torch.float32, torch.float64)
-_HOOKS = (
-    "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called",
-    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_backward_hooks",
-    "_backward_pre_hooks",
-)  # fmt: skip
 
 
 def copied(
@@ -51,7 +47,7 @@ def copied(
             f"{one_line(error)[:160]}. Remove what was hung on the model."
         ) from error
     for module in twin.modules():
-        for hooks in _HOOKS:
+        for hooks in HOOKS:
             getattr(module, hooks).clear()
         # transformers' own, for attentions and hidden states, come back when they are asked for
         module.__dict__.pop("_output_capturing_hooks_installed", None)

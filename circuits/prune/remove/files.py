@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from ....interp.bridge import refuse_bridge
 from ....interp.checkpoint import Held, check_counts, read_config
 from ....interp.errors import InputError, one_line, shown
 from ....interp.files import atomic_write, sha256_of
@@ -44,9 +45,7 @@ __all__ = ["load_pruned", "save_pruned"]
 _ORDINARY_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
-def save_pruned(
-    model: PreTrainedModel, folder: str | os.PathLike[str], *, tokenizer: Any = None
-) -> Path:
+def save_pruned(model: nn.Module, folder: str | os.PathLike[str], *, tokenizer: Any = None) -> Path:
     """Write a model that `remove_heads` made to a folder.
 
     A model that its family's config can hold (`pruning_of(model).ordinary`) becomes an ordinary
@@ -64,7 +63,7 @@ def save_pruned(
         The folder.
 
     Raises:
-        InputError: the path is empty, or the folder cannot be written.
+        InputError: the path is empty, the folder cannot be written, or a TransformerLens bridge.
 
     Example:
         >>> import tempfile
@@ -76,6 +75,7 @@ def save_pruned(
         >>> loaded.transformer.h[0].attn.c_proj.weight.shape
         torch.Size([4, 8])
     """
+    refuse_bridge(model, "save_pruned")
     model, target = check_model(model), Path(folder)
     if not os.fspath(folder):
         raise InputError("the path of the folder to write is empty; give one, such as 'smaller'.")

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from ....interp.forward import embedding_weight, undisturbed
-from ....interp.survey import is_encoder_decoder
+from ....interp.survey_probe import is_encoder_decoder
 
 
 def latencies(

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ....interp.bridge import refuse_bridge
 from ....interp.errors import InputError
 from ....interp.heads import HeadId, Heads, one_or_more, parse_head
 from ....interp.named_heads import locate
-from ....interp.sites import check_model
+from ....interp.sites import attention_sites, check_model
 from ....interp.switch import is_switched
 from .anatomy import Anatomy, anatomies
 from .compare import drift_of, limit_of, probe_logits, silenced
@@ -25,7 +26,7 @@ from .surgery import keep_inputs, keep_outputs, keep_rows, restructure
 __all__ = ["remove_heads"]
 
 
-def remove_heads(model: PreTrainedModel, heads: Heads | Collection[HeadId]) -> PreTrainedModel:
+def remove_heads(model: nn.Module, heads: Heads | Collection[HeadId]) -> PreTrainedModel:
     """A new model without some heads: smaller projections, and the masked model's logits.
 
     A head's columns of W_Q and rows of W_O go; those of W_K and W_V go once no query head of their
@@ -54,7 +55,8 @@ def remove_heads(model: PreTrainedModel, heads: Heads | Collection[HeadId]) -> P
         InputError: an unknown head, or a result in place of the heads it holds; a model that cannot
             be hooked, or whose projections or norms cannot be cut by heads; a layer that works with
             its heads in a way that does not bear fewer, seen by its logits; a model that
-            `remove_heads` made, unless it is ordinary; a model that cannot be copied.
+            `remove_heads` made, unless it is ordinary; a model that cannot be copied; a
+            TransformerLens bridge, or a model that was given to one.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -70,10 +72,12 @@ def remove_heads(model: PreTrainedModel, heads: Heads | Collection[HeadId]) -> P
 
     Reference: Michel et al. 2019; Voita et al. 2019.
     """
+    refuse_bridge(model, "remove_heads")
     model = check_model(model)
     _check(model)
     asked = [parse_head(head) for head in one_or_more(heads)]
     twin = comparison_twin(model)
+    _check_shared(twin)
     found = anatomies(twin)
     named = locate(asked, [one.site for one in found])
     gone = {site: set(entry.query) for site, entry in named.items()}
@@ -114,6 +118,23 @@ def _check(model: PreTrainedModel) -> None:
         raise InputError(
             f"heads of this {kind} were removed already, and its layers do not have the shape of "
             "its config any more. Remove all heads at once from the whole model."
+        )
+
+
+def _check_shared(model: PreTrainedModel) -> None:
+    """Refuse layers that share weights: a head cut out of one goes from all.
+
+    Only models that can be hooked have such layers as sites of their own.
+    """
+    try:
+        again = [site for site in attention_sites(model) if site.call]
+    except InputError:
+        return
+    if again:
+        raise InputError(
+            f"{again[0].module} runs several times in a forward pass of this "
+            f"{type(model).__name__}, so a head cannot be cut out of one layer alone. Silence it "
+            "instead, with zero(heads)."
         )
 
 

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 from transformers.models.falcon.modeling_falcon import FalconAttention
 
+from ....interp.bridge import refuse_bridge
 from ....interp.errors import InputError, shown
 from ....interp.sites import attention_sites, check_model
 from ....interp.tokens import context_length
@@ -79,7 +80,7 @@ def _number(quantity: str, value: float) -> str:
 
 
 def removal_report(
-    model: PreTrainedModel, pruned: PreTrainedModel, *, seq_len: int = 128, repeats: int = 7
+    model: nn.Module, pruned: nn.Module, *, seq_len: int = 128, repeats: int = 7
 ) -> RemovalReport:
     """Parameters, cache, FLOPs and measured latency of a model before and after `remove_heads`.
 
@@ -93,8 +94,8 @@ def removal_report(
         repeats: runs to take medians of. The models run in turns, after one run each unmeasured.
 
     Raises:
-        InputError: the models are of different classes, a model whose heads cannot be seen, or a
-            number is not positive.
+        InputError: the models are of different classes, a model whose heads cannot be seen, a
+            TransformerLens bridge, or a number is not positive.
 
     Example:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
@@ -112,6 +113,8 @@ def removal_report(
     for name, value in (("seq_len", seq_len), ("repeats", repeats)):
         if type(value) is not int or value < 1:
             raise InputError(f"{name} must be a positive whole number; got {shown(value)}.")
+    for one in (model, pruned):
+        refuse_bridge(one, "removal_report")
     both = check_model(model), check_model(pruned)
     kinds = [type(one).__name__ for one in both]
     if kinds[0] != kinds[1]:
