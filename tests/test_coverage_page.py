@@ -17,6 +17,7 @@ REPRESENTATIVE = (
     *("electra", "falcon", "falcon_h1", "fsmt", "funnel", "gemma4_text", "gpt_neo", "gpt_oss"),
     *("gptj", "granitemoehybrid", "jamba", "led", "longformer", "mamba", "minimax", "modernbert"),
     *("mpt", "openai-gpt", "pegasus_x", "qwen3_next", "t5", "whisper", "xglm", "xlnet"),
+    *("dinov3_vit", "hubert", "sam_vision_model", "siglip_vision_model", "swin", "vit"),
 )
 
 DOCS = Path(__file__).parent.parent / "docs"

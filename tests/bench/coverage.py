@@ -32,6 +32,7 @@ from headatlas.interp.weights import head_weights
 from ..conftest import FAMILIES, SEQ2SEQ_FAMILIES, build_tiny
 from .family_rows import Works, what_works
 from .small_models import SORTS, NotBuiltError, families, small_model
+from .small_signals import FAMILIES as SIGNAL_SORTS
 
 LIMIT_S = 60
 _KILL_S = 2 * LIMIT_S  # where a loop in compiled code lets no signal through
@@ -170,11 +171,25 @@ def reason(text: str) -> str:
         (r"runs alone, but not", "the forward breaks with its attention and masks replaced"),
         (r"no plain linear map takes z", "no plain linear map takes z"),
         (r"where q and k are not seen", "q and k are not seen"),
+        (r"equal no output", "its queries, keys or values are no projection's output"),
         (r"differ", "hooked outputs differ from its own"),
     ):
         if re.search(pattern, text):
             return words
     return text.split(". ")[0][:120]
+
+
+def _share(found: list[Tried], *, signals: bool) -> str:
+    """How many are hooked of those that attend, in words."""
+    own = [row for row in found if (row.sort in SIGNAL_SORTS) == signals]
+    attend = [
+        row
+        for row in own
+        if row.outcome == "hooked"
+        or (row.outcome != "not tried" and "no attention heads" not in row.reason)
+    ]
+    hooked = sum(row.outcome == "hooked" for row in attend)
+    return f"{hooked} of {len(attend)} ({hooked / len(attend):.1%})"
 
 
 def _names(rows: list[Tried]) -> str:
@@ -226,7 +241,9 @@ def markdown() -> dict[str, str]:
     counts = (
         f"{len(found)} families, {versions}: {len(hooked)} hooked (largest drift "
         f"{worst.drift:.0e}, {worst.family}), {sum(map(len, refused.values()))} refused, "
-        f"{f'{broken} broken, ' if broken else ''}{len(unknown)} not tried.\n"
+        f"{f'{broken} broken, ' if broken else ''}{len(unknown)} not tried. Of those with "
+        f"attention that ran, hooked are {_share(found, signals=False)} of the language models and "
+        f"{_share(found, signals=True)} of the encoders of images and sounds.\n"
     )
     every = [
         "| family | sort | captures and edits | weights | removal | drift | why not |",
