@@ -1,7 +1,8 @@
 """The command line, `headatlas`: what its commands have in common, and which there are.
 
 Exit status: 0, or 2 with one line on standard error where the user can mend it, or 1 where `doctor`
-finds a check that fails. Tables and summaries go to standard output, progress to standard error.
+finds a check that fails or a unit of `sweep` does. Tables and summaries go to standard output,
+progress to standard error.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from .classify_command import classify
 from .cost.command import cost
 from .doctor_command import doctor
 from .explore_command import explore
+from .plans.command import sweep
 from .plot_command import plot
 from .prune.command import prune
 from .weights.command import compose
@@ -70,7 +72,7 @@ def _kept(arguments: Sequence[str]) -> str:
     again = ""
     if "--checkpoint" in words:
         again = " The same command goes on from the checkpoint."
-    elif arguments[:1] == ["prune"] and words & {"-o", "--out"}:
+    elif arguments[:1] in (["prune"], ["sweep"]) and words & {"-o", "--out"}:
         again = " The same command goes on in its folder."
     return f"finished files are kept.{again}"
 
@@ -96,5 +98,7 @@ def _options(
     pass
 
 
-for _command in (classify, plot, explore, ablate, prune, compose, trace_induction, cost, doctor):
+for _command in (
+    classify, plot, explore, ablate, prune, compose, trace_induction, sweep, cost, doctor,
+):  # fmt: skip
     app.command()(_command)

@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from ..interp.errors import InputError
+
 ModelArgument = Annotated[
     str,
     typer.Argument(help="tiny, smollm2-135m, a .gguf file, a local directory, or a hub id."),
@@ -51,6 +53,21 @@ def load_model(source: str) -> tuple[Any, Any]:
             return load_pruned(pruned.folder)
 
 
+def check_reads_text(name: str, model: Any, tokenizer: Any) -> None:
+    """Refuse a model that cannot be shown a text.
+
+    Raises:
+        InputError: it has no tokenizer, or reads images or sounds.
+    """
+    if model.main_input_name != "input_ids":
+        raise InputError(
+            f"{name} reads {model.main_input_name}, and the command shows texts. In Python: "
+            "ha.explore(model, None, images), ha.capture(model, None, images)."
+        )
+    if tokenizer is None:
+        raise InputError(f"{name} has no tokenizer, so a text cannot be shown to it.")
+
+
 @contextmanager
 def progress_bars() -> Iterator[Any]:
     """A function of (stage, done, total) that draws a bar per stage, on a terminal alone."""
@@ -66,6 +83,6 @@ def progress_bars() -> Iterator[Any]:
         def report(stage: str, done: int, total: int) -> None:
             if stage not in tasks:
                 tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done)
+            bars.update(tasks[stage], completed=done, total=total)
 
         yield report

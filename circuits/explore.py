@@ -95,7 +95,10 @@ def explore(
             )
         return page_of(None, None, atlas=atlas, title=title, max_mib=max_mib)
     if text_or_ids is None:
-        raise InputError("explore needs a text (or token ids) to show the model's patterns on.")
+        raise InputError(
+            "explore needs a text (or token ids, or an image) to show the model's patterns on: "
+            "explore(model, tokenizer, text); the tokenizer may be None for ids and images."
+        )
     if atlas is not None:
         check_atlas(model, atlas)
     patterns = read_patterns(

@@ -12,6 +12,7 @@ from .console import (
     ModelArgument,
     NamesOption,
     TextOption,
+    check_reads_text,
     load_model,
     names_between_commas,
     progress_bars,
@@ -72,8 +73,7 @@ def explore(
     known = None if atlas is None else HeadAtlas.load(atlas)
     running_text = natural_text(_WORDS, seed=0) if text is None else read_text(text)
     loaded, tokenizer = load_model(model)
-    if tokenizer is None:
-        raise InputError(f"{model} has no tokenizer, so a text cannot be shown to it.")
+    check_reads_text(model, loaded, tokenizer)
     if known is not None:
         check_atlas(loaded, known)
     with progress_bars() as report:

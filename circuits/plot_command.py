@@ -8,7 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from ..interp.errors import InputError
-from .console import BosOption, ModelArgument, NamesOption, TextOption, load_model
+from .console import (
+    BosOption,
+    ModelArgument,
+    NamesOption,
+    TextOption,
+    check_reads_text,
+    load_model,
+)
 
 
 def plot(
@@ -53,8 +60,7 @@ def plot(
     check_target(out)
     running_text = natural_text(60, seed=0) if text is None else read_text(text)
     loaded, tokenizer = load_model(model)
-    if tokenizer is None:
-        raise InputError(f"{model} has no tokenizer, so a text cannot be shown to it.")
+    check_reads_text(model, loaded, tokenizer)
     _check_length(loaded, tokenizer, running_text, bos)
     cache = capture(
         loaded, tokenizer, running_text, names_filter="pattern", heads=wanted, prepend_bos=bos

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -23,7 +23,6 @@ from .sums import Sums
 _SMALL = 10_000_000  # parameters
 
 
-@torch.no_grad()
 def score(
     model: Any,
     prompts: Prompts,
@@ -72,34 +71,84 @@ def score(
         >>> sums.mass.shape
         (2, 32, 1)
     """
-    model = unbridged(model)
+    step = batch_documents(prompts, batch_tokens)
+    batches = [slice(at, min(at + step, len(prompts))) for at in range(0, len(prompts), step)]
+    run = score_batches(
+        model, prompts, kinds, batches=batches, null_draws=null_draws,
+        profile_rows=profile_rows, seed=seed,
+    )  # fmt: skip
+    parts = []
+    with closing(run):  # an exception of `progress` must leave no hook behind
+        for documents, part in zip(batches, run, strict=True):
+            parts.append(part)
+            if progress is not None:
+                progress(documents.stop)
+    return Sums.join(parts)
+
+
+def batch_documents(prompts: Prompts, batch_tokens: int) -> int:
+    """How many documents a forward pass takes, at least one.
+
+    Raises:
+        InputError: the prompts are none, or the number is out of range.
+    """
     if not isinstance(prompts, Prompts):
         raise InputError(f"prompts are a Prompts; got {type(prompts).__name__}.")
+    return max(1, whole_number("batch_tokens", batch_tokens, 1) // prompts.ids.shape[1])
+
+
+@torch.no_grad()
+def score_batches(
+    model: Any,
+    prompts: Prompts,
+    kinds: str | Kind | Sequence[str | Kind] | None = None,
+    *,
+    batches: Sequence[slice],
+    null_draws: int = 0,
+    profile_rows: int = 32,
+    seed: int = 0,
+) -> Generator[Sums, None, None]:
+    """Score some documents of a set, a batch at a time; joined, the sums are those of `score`.
+
+    The model is attached from the first batch that is asked for until the last, or until the
+    iterator is closed.
+
+    Args:
+        model: as for `score`, like all that follows.
+        prompts: all documents of the set: they say which kinds can be scored, and how.
+        kinds: kinds or their names.
+        batches: the documents of each forward pass, with a start and a stop.
+        null_draws: permutations of the content labels.
+        profile_rows: rows per document whose weights are exported.
+        seed: of the sampled rows and permutations.
+
+    Yields:
+        The sums of each batch.
+
+    Raises:
+        InputError: as `score`.
+    """
+    model = unbridged(model)
     draws = whole_number("null_draws", null_draws, 0)
     sampled = whole_number("profile_rows", profile_rows, 0)
     seed = whole_number("seed", seed, 0)
-    step = max(1, whole_number("batch_tokens", batch_tokens, 1) // prompts.ids.shape[1])
     chosen = choose_kinds(kinds) if kinds is not None else _served(prompts)
     batch: Batch | None = None
 
     def observe(call: AttentionCall) -> None:
-        if batch is not None:  # what `progress` may do with the model is not ours to count
+        if batch is not None:  # what the caller may do with the model is not ours to count
             batch.take(call)
 
-    parts = []
     with attach(model, observers=[observe]) as sites, _few_threads(model):
         check_direction(sites, causal=prompts.causal)
         scoring = Scoring(sites, prompts, chosen, draws, sampled, seed)
         _check_rows(scoring)
-        for start in range(0, len(prompts), step):
-            stop = min(start + step, len(prompts))
-            batch = Batch(scoring, slice(start, stop), model.device)
+        for documents in batches:
+            batch = Batch(scoring, documents, model.device)
             batch.run(model)
-            parts.append(batch.sums())
+            sums = batch.sums()
             batch = None
-            if progress is not None:
-                progress(stop)
-    return Sums.join(parts)
+            yield sums
 
 
 def one_direction(sites: Sequence[Site]) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..interp.errors import InputError
@@ -14,6 +16,8 @@ from ..interp.signal_prompts import signal_prompts
 from .arguments import whole_number
 from .asked import AnyKind, check_names
 from .kinds import KINDS, Kind, choose_kinds, listed
+
+_LOG = logging.getLogger("headatlas")
 
 _ON_SEQUENCES = ("previous_token", "offset", "first_position", "current_token")
 _ON_GRIDS = ("current_token", *(kind.name for kind in KINDS.values() if kind.of_signals))
@@ -54,7 +58,14 @@ class SignalBattery:
         Raises:
             InputError: an option for text, or one of them is not of the sort described.
         """
-        given = [name for name, value in options.items() if value not in (None, 0)]
+        given = [
+            name for name, value in options.items() if value is not None and not _is_unsaid(value)
+        ]
+        if given and isinstance(options[given[0]], Tensor | Mapping):
+            raise InputError(
+                f"the second argument is a tokenizer, which {type(model).__name__} has no use for; "
+                f"got {type(options[given[0]]).__name__}. Pass images or sounds as inputs=."
+            )
         if given:
             raise InputError(
                 f"{type(model).__name__} reads {model.main_input_name}, so {given[0]} would go "
@@ -82,6 +93,8 @@ class SignalBattery:
         prompts = sets[SIGNAL_SET]
         if kinds is None:
             names = _ON_GRIDS if "row" in prompts.marks else _ON_SEQUENCES
+            if names is _ON_SEQUENCES and prompts.signal is not None and prompts.signal.ndim == 4:
+                _LOG.warning("the images' tokens form no grid; they are scored as a sequence")
             chosen = [kind.on_signals() for kind in choose_kinds([*names])]
             return tuple(kind for kind in chosen if _scores(kind, prompts))
         every = listed(kinds)
@@ -102,6 +115,10 @@ class SignalBattery:
         shape = [] if prompts.signal is None else [*prompts.signal.shape]
         made = "made noise" if self.inputs is None else "given"
         return {"signals": {"origin": made, "shape": shape, "grid": grid or None}}
+
+
+def _is_unsaid(value: Any) -> bool:
+    return value is None or (isinstance(value, int) and value == 0)
 
 
 def _scores(kind: Kind, prompts: Prompts) -> bool:

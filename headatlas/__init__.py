@@ -26,6 +26,10 @@ _HOMES = {
     "causal_effects": "circuits.causal.effects",
     "CausalRule": "circuits.causal.evidence",
     "sweep": "circuits.causal.sweep",
+    "run_plan": "circuits.plans.run",
+    "load_plan": "circuits.plans.result",
+    "read_plan": "circuits.plans.plan_file",
+    "forecast_plan": "circuits.plans.forecast",
     "ablate_heads": "circuits.ablate.ablate",
     "ablation_sweep": "circuits.ablate.ablate",
     "evaluate": "circuits.ablate.evaluate",
@@ -132,6 +136,10 @@ if TYPE_CHECKING:
     from .circuits.kinds import KINDS as KINDS
     from .circuits.kinds import register as register
     from .circuits.label_vectors import Labels as Labels
+    from .circuits.plans.forecast import forecast_plan as forecast_plan
+    from .circuits.plans.plan_file import read_plan as read_plan
+    from .circuits.plans.result import load_plan as load_plan
+    from .circuits.plans.run import run_plan as run_plan
     from .circuits.prune.gate_result import GateResult as GateResult
     from .circuits.prune.methods import order_heads as order_heads
     from .circuits.prune.prune import prune_heads as prune_heads

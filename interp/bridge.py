@@ -134,11 +134,15 @@ def is_unrouted() -> bool:
 
 
 def _values(inner: PreTrainedModel) -> int:
-    """Where the weights lie, and how often they were written to."""
+    """Where the weights lie, and how often they were written to.
+
+    A bridge's bias may be a buffer; other buffers the model makes anew as it runs.
+    """
+    biases = (module._buffers.get("bias") for module in inner.modules())
     return hash(
         tuple(
             (weight.data_ptr(), None if weight.is_inference() else weight._version)
-            for weight in inner.parameters()
+            for weight in (*inner.parameters(), *(bias for bias in biases if bias is not None))
         )
     )
 

@@ -84,6 +84,24 @@ def to_disk(path: Path) -> None:
                 raise
 
 
+def folder_to_disk(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk: a file renamed there stays after a crash.
+
+    Raises:
+        OSError: the names could not be kept. File systems that cannot wait are let off.
+    """
+    if not hasattr(os, "O_DIRECTORY"):  # Windows opens no folder
+        return
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno in _DISK_ERRORS:
+            raise
+    finally:
+        os.close(opened)
+
+
 def read_text(path: str | os.PathLike[str]) -> str:
     r"""Read a UTF-8 text file; a byte-order mark goes, and `\r\n` becomes `\n`.
 

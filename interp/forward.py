@@ -179,8 +179,19 @@ def embedding_weight(model: PreTrainedModel) -> Tensor:
         reads = (
             "" if model.main_input_name == "input_ids" else f"reads {model.main_input_name} and "
         )
-        raise InputError(f"{type(model).__name__} {reads}has no token embeddings to read ids with.")
+        raise InputError(
+            f"{type(model).__name__} {reads}has no token embeddings to read ids with."
+            f"{models_inside(model)}"
+        )
     return weight
+
+
+def models_inside(model: PreTrainedModel) -> str:
+    """A sentence on the models that one of several modalities is made of; empty for others."""
+    inside = [name for name, part in model.named_children() if isinstance(part, PreTrainedModel)]
+    if len(inside) < 2:
+        return ""
+    return f" It is made of models that can be passed alone: {', '.join(inside)}."
 
 
 def check_ids(model: PreTrainedModel, ids: Tensor, name: str) -> None:

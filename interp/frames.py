@@ -97,7 +97,7 @@ WITHIN_TOKENS: WeakSet[nn.Module] = WeakSet()
 # Models in which what a query without keys gives goes on to tokens: a survey found them so.
 FULL_ROWS: WeakSet[nn.Module] = WeakSet()
 
-_LOCK = threading.Lock()
+_LOCK = threading.RLock()
 
 # The frames of all threads that observe or edit something at this moment.
 _ACTING: list[Frame] = []

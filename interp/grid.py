@@ -13,16 +13,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .attach import AttentionCall, attach
-from .closeness import half_digits
 from .errors import InputError, one_line
+from .frames import unobserved
 from .signals import Signal, noise, read_signal, run_signal
-from .sites import check_model
+from .sites import Site, attention_sites, check_model
 from .survey_probe import is_encoder_decoder
 
 _MOST_STRIPS = 512  # to each side; beyond, what is asked is no grid of patches
 _AT_ONCE = 16  # images a forward
 
-_CELLS: WeakKeyDictionary[PreTrainedModel, dict[tuple[int, ...], np.ndarray]] = WeakKeyDictionary()
+_Cells = dict[tuple[int, ...], np.ndarray]  # by the shape of one image
+_CELLS: WeakKeyDictionary[PreTrainedModel, tuple[tuple[Site, ...], _Cells]] = WeakKeyDictionary()
 
 
 class _SeenError(Exception):
@@ -61,11 +62,14 @@ def token_cells(
     """
     model = check_model(model)
     signal = inputs if isinstance(inputs, Signal) else read_signal(model, inputs)
-    shape = tuple(signal.values.shape[1:])
-    known = _CELLS.setdefault(model, {})
+    sites, shape = attention_sites(model), tuple(signal.values.shape[1:])
+    surveyed, known = _CELLS.get(model, (None, {}))
+    if surveyed is not sites:  # the model was changed since
+        known = {}
+        _CELLS[model] = sites, known
     if shape not in known:
         known[shape] = _Strips(model, signal.name, shape).cells()
-    return known[shape]
+    return known[shape].copy()
 
 
 class _Strips:
@@ -105,17 +109,28 @@ class _Strips:
         first, every = self._reached([self._changed(axis, 0, to) for to in (1, size)])
         if first.sum() == every.sum():
             return None
-        low, high = 1, size  # the fewest lines that reach more tokens than one line does
+        second = self._next(axis, 1)  # the line at which the second row of tokens begins
+        step = max(1, self._next(axis, second + 1) - second)
+        if size > step * _MOST_STRIPS:
+            return None
+        # padding makes the first strip lower than the others
+        edges = [0, *range(second, size, step), size]
+        strips = [self._changed(axis, *edges[n : n + 2]) for n in range(len(edges) - 1)]
+        reached = self._reached(strips)
+        return np.where(reached.any(0), reached.argmax(0), -1)
+
+    def _next(self, axis: int, lines: int) -> int:
+        """The last number of lines that reach no more tokens than so many do."""
+        size = self.plain.shape[axis]
+        first, every = self._reached([self._changed(axis, 0, to) for to in (lines, size)])
+        if first.sum() == every.sum():
+            return size
+        low, high = lines, size
         while high - low > 1:
             middle = (low + high) // 2
             (reached,) = self._reached([self._changed(axis, 0, middle)])
             low, high = (low, middle) if reached.sum() > first.sum() else (middle, high)
-        step = high - 1
-        if size > step * _MOST_STRIPS:
-            return None
-        strips = [self._changed(axis, at, at + step) for at in range(0, size, step)]
-        reached = self._reached(strips)
-        return np.where(reached.any(0), reached.argmax(0), -1)
+        return low
 
     def _changed(self, axis: int, start: int, stop: int) -> Tensor:
         length = self.plain.shape[axis]
@@ -126,9 +141,11 @@ class _Strips:
     def _reached(self, signals: list[Tensor]) -> Bool[np.ndarray, "signal token"]:
         parts = []
         for start in range(0, len(signals), _AT_ONCE):
-            values = self._values(torch.stack([self.plain, *signals[start : start + _AT_ONCE]]))
-            moved, size = (values[1:] - values[:1]).norm(dim=-1), values[0].norm(dim=-1)
-            parts.append(moved > half_digits(self.model.dtype) * size)
+            part = signals[start : start + _AT_ONCE]
+            # the same image twice: its place in a batch alone may move a value by rounding
+            values = self._values(torch.stack([self.plain, *part, self.plain]))
+            moved = (values[1:] - values[:1]).norm(dim=-1)
+            parts.append(moved[:-1] > 8 * moved[-1].max())
         return torch.cat(parts).cpu().numpy()
 
     def _values(self, signals: Tensor) -> Tensor:
@@ -146,7 +163,7 @@ class _Strips:
                 len(signals), 1, dtype=torch.int64, device=self.model.device
             )
         try:
-            with attach(self.model, observers=[stop]):
+            with unobserved(self.model), attach(self.model, observers=[stop]):
                 run_signal(self.model, signal, **more)
         except _SeenError:
             pass

@@ -157,11 +157,26 @@ def _same(tensor: Any, pattern: Tensor) -> bool:
     )
 
 
-def _equal(weights: Tensor, pattern: Tensor | None) -> bool:
-    """Whether the operand of a product is the pattern itself, but for a cast."""
+def _equal(weights: Tensor, pattern: Tensor | None, *, dropout: bool) -> bool:
+    """Whether the operand of a product is the pattern itself, but for a cast and for dropout."""
     if pattern is None:
         return False
-    return torch.equal(weights.detach().reshape(pattern.shape), pattern.detach().to(weights.dtype))
+    found, own = weights.detach().reshape(pattern.shape), pattern.detach().to(weights.dtype)
+    if not dropout or torch.equal(found, own):
+        return torch.equal(found, own)
+    kept = found != 0  # what dropout leaves is multiplied by one number over 1
+    if not bool(kept.any()) or bool(kept.all()):
+        return not bool(kept.any())
+    factor = found[kept].double() / own[kept].double()
+    usual = factor.median()
+    return bool(
+        (usual > 1) & ((factor - usual).abs() <= 16 * torch.finfo(found.dtype).eps * usual).all()
+    )
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it was written to, which tensors made in inference mode do not say."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 class _Inside(TorchFunctionMode):
@@ -178,6 +193,7 @@ class _Inside(TorchFunctionMode):
         self.views, self.site, self.edits = views, views[-1][1], edits_of(views)
         self.call: InlineCall | None = None
         self.given: Tensor | None = None  # the pattern as the model's code goes on with it
+        self.version = 0  # of it: how often it was written to
         self.uncut: tuple[Tensor, Tensor] | None = None  # scores and weights with a sink's column
         self.batch = 0
         self.products = 0
@@ -219,6 +235,7 @@ class _Inside(TorchFunctionMode):
             self.call = InlineCall(self.site, s, a, offset)
             edited = self.call.weigh(self.edits)
         self.given = Axes().write(self.call.pattern, own) if edited else own
+        self.version = _version(self.given)
         return self.given
 
     def _mix(self, func: Any, args: Sequence[Any], kwargs: Any, product: Product) -> Tensor:
@@ -226,7 +243,7 @@ class _Inside(TorchFunctionMode):
         if self.call is None or self.products > 1:
             raise self._changed("its pattern went into two products")
         weights = args[product.place - 1]
-        if not self.dropout and not _equal(weights, self.given):
+        if not self._is_unwritten() or not _equal(weights, self.given, dropout=self.dropout):
             raise self._changed("its pattern was changed between the softmax and the values")
         given = args[product.place]
         if self.call.take_values(product.v.read(given, self.batch), self.edits):
@@ -237,6 +254,22 @@ class _Inside(TorchFunctionMode):
         with autocast_off(out.device):
             show(self.call, self.views)
         return product.z.write(self.call.z, out) if edited else out
+
+    def _is_unwritten(self) -> bool:
+        """Whether the pattern is still the softmax's, though code may have written into it."""
+        if self.given is None or self.call is None:
+            return False
+        if _version(self.given) == self.version:
+            return True
+        if self.call.scores.sinks is not None:
+            return False
+        weights, again = self.call.pattern, torch.softmax(self.call.score_matrix.detach(), -1)
+        slack = (
+            16 * torch.finfo(weights.dtype).eps
+        )  # DeBERTa fills masked cells with the 0 they have
+        return bool(
+            ((weights.detach() - again.to(weights.dtype)).abs() <= slack * again + slack**2).all()
+        )
 
     def finish(self) -> None:
         """Refuse a forward that came without its attention: observers would have missed it."""

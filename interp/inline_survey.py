@@ -7,7 +7,7 @@ taken for attention where the result of its one softmax over scores is multiplie
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from .errors import InputError
 from .frames import unobserved
 from .inline import Axes, cut_column, is_softmax, read_product, summed
+from .rows import Rows
 from .switch import EAGER, switched
 from .watch import watch_modules
 
@@ -49,7 +50,7 @@ class _Watch(TorchFunctionMode):
         self.names, self.batch = names, batch
         self.path: list[str] = []
         self.runs = Counter[str]()
-        self.rows: dict[str, set[int]] = {}  # of the matrices that a module takes or gives
+        self.rows = Rows()
         self.softmaxes: list[tuple[str, ...]] = []
         self.last: Tensor | None = None
         self.sink = ""
@@ -57,20 +58,14 @@ class _Watch(TorchFunctionMode):
         self.widths: dict[tuple[int, ...], int] = {}
         self.before: dict[tuple[int, ...], int] = {}
         self.found: list[InlineModule] = []
+        self.fused = Counter[str]()  # attention in one call, by the module that makes it
 
     def begin(self, module: nn.Module) -> None:
         self.path.append(self.names[id(module)])
         self.runs[self.path[-1]] += 1
 
     def end(self, module: nn.Module, inputs: Sequence[Any], output: Any) -> None:
-        flat = output.values() if isinstance(output, Mapping) else [output]
-        flat = [
-            x for part in (*inputs, *flat) for x in (part if isinstance(part, tuple) else [part])
-        ]
-        rows = {
-            x.numel() // x.shape[-1] for x in flat if isinstance(x, Tensor) and x.ndim and x.numel()
-        }
-        self.rows.setdefault(self.names[id(module)], set()).update(rows)
+        self.rows.note(module, inputs, output)
         while self.path and self.path.pop() != self.names[id(module)]:
             pass  # what an exception left, caught by the model on the way
 
@@ -79,6 +74,8 @@ class _Watch(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if func in _FUSED:
+            self.fused[self.path[-1] if self.path else ""] += 1
         if is_softmax(func, args, kwargs):
             self.softmaxes.append(tuple(self.path))
             self.last, self.sink = out if out.ndim in (3, 4) else None, ""
@@ -102,6 +99,35 @@ class _Watch(TorchFunctionMode):
         return out
 
 
+_FUSED = (
+    nn.functional.scaled_dot_product_attention, nn.functional.multi_head_attention_forward
+)  # fmt: skip
+
+
+def attending(model: PreTrainedModel, run: Callable[[], Any], batch: int) -> Counter[str]:
+    """How often each module attends in its own code, registered functions included.
+
+    Args:
+        model: the model, unhooked.
+        run: runs it once, on so many sequences.
+        batch: how many.
+
+    Returns:
+        By module, the innermost that holds a softmax and the product with its result, or that calls
+        a fused attention.
+    """
+    watch = _watch_code(model, run, batch)
+    return Counter(found.name for found in watch.found) + watch.fused
+
+
+def _watch_code(model: PreTrainedModel, run: Callable[[], Any], batch: int) -> _Watch:
+    watch = _Watch({id(module): name for name, module in model.named_modules()}, batch)
+    watched = watch_modules(model.modules(), watch.end, begin=watch.begin)
+    with switched(model, EAGER), unobserved(model), watched, watch:
+        run()
+    return watch
+
+
 def _shared(path: Sequence[str], other: Sequence[str]) -> str:
     """The innermost module that both run in."""
     both = [a for a, b in zip(path, other, strict=False) if a == b]
@@ -123,10 +149,7 @@ def find_inline(model: PreTrainedModel, run: Callable[[], Any], batch: int) -> l
         InputError: no module does so; one does with several softmaxes over scores, of which nothing
             tells which is its pattern; or one attends within parts of its tokens.
     """
-    watch = _Watch({id(module): name for name, module in model.named_modules()}, batch)
-    watched = watch_modules(model.modules(), watch.end, begin=watch.begin)
-    with switched(model, EAGER), unobserved(model), watched, watch:
-        run()
+    watch = _watch_code(model, run, batch)
     if not watch.found:
         raise InputError("no softmax over scores whose result is multiplied with values was seen.")
     for found in watch.found:
@@ -136,11 +159,6 @@ def find_inline(model: PreTrainedModel, run: Callable[[], Any], batch: int) -> l
                 f"{found.name or 'the model'} takes several softmaxes over scores in one call, "
                 "and which of them gives its heads' pattern is not known."
             )
-        # windows laid side by side with the heads would pass for more heads
-        if batch * found.pattern[2] not in watch.rows[found.name]:
-            raise InputError(
-                f"{found.name or 'the model'} attends from {found.pattern[2]} places of each of "
-                f"{batch} inputs, and takes or gives no such number of vectors: these are parts of "
-                "the tokens, such as windows. The model is not supported."
-            )
+        module = model.get_submodule(found.name)
+        watch.rows.check(module, found.name or "the model", batch, found.pattern[2])
     return watch.found

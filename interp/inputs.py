@@ -99,7 +99,8 @@ def read_inputs(model: nn.Module, tokens: Readable, decoder_ids: Tensor | None =
         model: a transformers model.
         tokens: `Tokens`; what a tokenizer gives, input_ids and attention_mask as tensors; or token
             ids [batch, pos] without padding. Of a model that reads images or sounds: what its
-            processor gives, or a tensor of floats [batch, …].
+            processor gives, or a tensor of floats [batch, …]. With decoder_input_ids among them
+            these are the decoder's ids.
         decoder_ids: what the decoder of an encoder-decoder model reads [batch, pos]; by default
             the encoder's tokens shifted right behind the start token. Images and sounds need them.
 
@@ -109,6 +110,9 @@ def read_inputs(model: nn.Module, tokens: Readable, decoder_ids: Tensor | None =
             a decoder.
     """
     model = check_model(model)
+    if isinstance(tokens, Mapping) and decoder_ids is None and is_encoder_decoder(model):
+        decoder_ids = tokens.get("decoder_input_ids")
+        tokens = {key: value for key, value in tokens.items() if key != "decoder_input_ids"}
     if reads_signal(model):
         return _read_signal(model, tokens, decoder_ids)
     device = embedding_weight(model).device
@@ -128,8 +132,9 @@ def _read_signal(model: PreTrainedModel, given: Any, decoder_ids: Tensor | None)
     signal = read_signal(model, given)
     if is_encoder_decoder(model) and decoder_ids is None:
         raise InputError(
-            f"{type(model).__name__} writes text of {signal.name}: pass decoder_ids, the tokens "
-            "that its decoder reads, or take the encoder alone, model.get_encoder()."
+            f"{type(model).__name__} writes text of {signal.name}: give the tokens that its "
+            f"decoder reads too, as decoder_ids or in {{'{signal.name}': …, 'decoder_input_ids': "
+            "…}, or take the encoder alone, model.get_encoder()."
         )
     count, n_tokens = len(signal.values), len(token_cells(model, signal))
     ids = torch.arange(n_tokens, device=signal.values.device).expand(count, -1)

@@ -23,6 +23,7 @@ def load(
     *,
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
+    revision: str | None = None,
 ) -> tuple[nn.Module, Any]:
     """Load a model and its tokenizer, in eval mode.
 
@@ -35,6 +36,7 @@ def load(
             `.gguf` file, the path of a folder with config.json, or a Hugging Face hub id.
         dtype: floating type of the weights.
         device: where the model goes, such as `"cpu"` or `"cuda:0"`.
+        revision: a branch, tag or commit of a hub model; refused for what lies on this machine.
 
     Returns:
         (model, tokenizer). The tokenizer is None only when the folder holds no file that looks
@@ -54,7 +56,18 @@ def load(
             f"dtype must be a floating torch dtype such as torch.float32; got {dtype!r}."
         )
     device = _device(device)
-    place = locate_model(source, from_hub=_fetch)
+    fetched = []
+
+    def from_hub(name: str) -> Path:
+        fetched.append(name)
+        return _fetch(name, revision)
+
+    place = locate_model(source, from_hub=from_hub)
+    if revision is not None and not fetched:
+        raise InputError(
+            f"{place.name!r} lies on this machine and has no revision {revision!r}; give a hub id, "
+            "or the folder of the checkpoint."
+        )
     if place.is_gguf:
         model, tokenizer = read_gguf(place.path, dtype=dtype)
     else:
@@ -66,12 +79,15 @@ def load(
         raise InputError(f"cannot move {place.name!r} to {str(device)!r}: {reason}") from error
 
 
-def _fetch(name: str) -> Path:
+def _fetch(name: str, revision: str | None) -> Path:
     """The local copy of a hub model, downloaded when it is not there yet."""
     from huggingface_hub import snapshot_download
 
     with hub_silent():
-        return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+        found = snapshot_download(
+            name, revision=revision, allow_patterns=_WANTED, ignore_patterns=_UNWANTED
+        )
+    return Path(found)
 
 
 def _device(device: str | torch.device) -> torch.device:

@@ -88,14 +88,22 @@ def _count(head: HeadId | KvHeadId, site: Site) -> int:
     return site.n_heads if isinstance(head, HeadId) else site.n_kv_heads
 
 
+def _is_numbered_so(site: Site) -> bool:
+    """Whether its layer is the number in its module's name, as in models of one sort of layer."""
+    numbers = [int(part) for part in site.module.split(".") if part.isdecimal()]
+    return not numbers or site.layer in numbers
+
+
 def _what_exists(head: HeadId | KvHeadId, sites: dict[tuple[str, int], Site]) -> str:
     site = sites.get((head.site, head.layer))
     if site is None:
         stacks = sorted({stack for stack, _ in sites})
         ranges = [f"L0 to L{max(n for s, n in sites if s == stack)}" for stack in stacks]
-        return "its layers are " + ", ".join(
+        told = ", ".join(
             f"{stack}.{span.replace(' L', f' {stack}.L')}" if stack else span
             for stack, span in zip(stacks, ranges, strict=True)
         )
+        alone = any(not _is_numbered_so(one) for one in sites.values())
+        return f"its layers are {told}{' (those without attention do not count)' * alone}"
     kind = "query" if isinstance(head, HeadId) else "key-value"
     return f"{site.label} has {_count(head, site)} {kind} heads"

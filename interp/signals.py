@@ -20,6 +20,8 @@ from .forward import undisturbed
 
 _IMAGES, _FEATURES, _WAVES = "pixel_values", "input_features", "input_values"
 _SIGNALS = (_IMAGES, _FEATURES, _WAVES)
+# what a processor says of padding; where it has none, nothing need be told
+_PADDING = ("attention_mask", "pixel_mask", "padding_mask")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -68,7 +70,7 @@ def read_signal(model: PreTrainedModel, given: Any) -> Signal:
     values = given
     if isinstance(given, Mapping):
         values = given.get(name)
-        masks = {key for key, mask in given.items() if "mask" in str(key) and _is_full(mask)}
+        masks = {key for key, mask in given.items() if key in _PADDING and _is_full(mask)}
         strange = [key for key in given if key != name and key not in masks]
         if strange:
             raise InputError(
@@ -93,7 +95,8 @@ def read_signal(model: PreTrainedModel, given: Any) -> Signal:
 
 
 def _is_full(mask: Any) -> bool:
-    return isinstance(mask, Tensor) and bool((mask != 0).all())
+    whole = isinstance(mask, Tensor) and not mask.is_floating_point()
+    return whole and bool((mask != 0).all())
 
 
 def run_signal(
@@ -111,7 +114,6 @@ def run_signal(
     Returns:
         The model's output object.
 
-    Raises:
     Example:
         >>> from transformers import ViTConfig, ViTModel
         >>> config = ViTConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2,

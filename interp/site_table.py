@@ -15,6 +15,7 @@ from .errors import InputError
 from .sites import Site
 from .watch import watch_modules
 
+_EVERY = -1  # in the place of a module's id: all of them
 # how often each module ran since its model began to run, one count per table
 _TURNS: ContextVar[Mapping[int, Counter[int]]] = ContextVar("headatlas_turns", default={})  # noqa: B039
 
@@ -44,6 +45,8 @@ class SiteTable:
         self.modules = [modules[site.module] for site in sites if not site.call]
         self.inline = [modules[s.module] for s in sites if s.inline and not s.call]
         self._shared = {key for key, own in self._sites.items() if len(own) > 1}
+        # by the site before, among modules with several: another order would move the layers
+        self._order = [site for site in sites if id(modules[site.module]) in self._shared]
 
     def __call__(self, module: nn.Module, *_: Any) -> Site | None:
         """The site of the call that `module` makes now, None where it has none.
@@ -64,6 +67,14 @@ class SiteTable:
             )
         turn = turns[id(module)]
         turns[id(module)] += 1
+        place = turns[_EVERY]
+        turns[_EVERY] += 1
+        if turn in own and (place >= len(self._order) or self._order[place] != own[turn]):
+            raise InputError(
+                f"{own[0].label} attends here in another order among the modules that run several "
+                "times than when the model was surveyed, so its layers cannot be told apart. This "
+                "way of running the model is not supported."
+            )
         if turn not in own:
             raise InputError(
                 f"{own[0].label} attends more often here than when the model was surveyed, so "

@@ -88,6 +88,7 @@ class _Survey:
     sites: tuple[Site, ...]
     drift: float
     fingerprint: int
+    forwards: tuple[object, ...]
 
 
 _SURVEYS: WeakKeyDictionary[PreTrainedModel, _Survey] = WeakKeyDictionary()
@@ -97,13 +98,13 @@ _LOCK = threading.RLock()
 def attention_sites(model: nn.Module) -> tuple[Site, ...]:
     """The attention modules of `model`, in call order, after checking that hooking them is exact.
 
-    Runs the model four times on two sequences of at most 8 tokens, once per model: as it is,
-    hooked, and with one head per module removed through z and through the pattern, which must
-    agree. Where transformers' attention registry does not show all of its attention, it is looked
-    for in the classes' own code, a softmax over scores and a product with values, and checked in
-    the same way (`Site.inline`). The result is kept until the model's modules, its attention
-    implementation, or the shape, dtype or device of a weight change. Training mode, random state
-    and gradients are left alone.
+    Runs the model a few times on two sequences of at most 8 tokens (two images or sounds of noise,
+    where it reads these), once per model: as it is, hooked, and with one head per module removed
+    through z and through the pattern, which must agree. Where transformers' attention registry does
+    not show all of its attention, it is looked for in the classes' own code, a softmax over scores
+    and a product with values, and checked in the same way (`Site.inline`). The result is kept until
+    the model's modules, its attention implementation, a forward of its attention, or a weight's
+    shape, dtype or device change. Training mode, random state and gradients are left alone.
 
     Raises:
         InputError: no model, such as a name; a TransformerLens bridge that computes something else
@@ -139,10 +140,26 @@ def _survey(model: nn.Module) -> _Survey:
     with _LOCK:
         fingerprint = _fingerprint(model)
         known = _SURVEYS.get(model)
-        if known is None or known.fingerprint != fingerprint:
-            known = _Survey(*examine(model), fingerprint)
+        if (
+            known is None
+            or known.fingerprint != fingerprint
+            or known.forwards != _forwards(model, known.sites)
+        ):
+            sites, drift = examine(model)
+            known = _Survey(sites, drift, fingerprint, _forwards(model, sites))
             _SURVEYS[model] = known
         return known
+
+
+def _forwards(model: nn.Module, sites: tuple[Site, ...]) -> tuple[object, ...]:
+    """What was put in place of the forwards of attention modules, blocks of ours aside."""
+    found = []
+    for site in sites:
+        forward = vars(model.get_submodule(site.module)).get("forward")
+        while hasattr(forward, "restore"):  # `inline.in_view`
+            forward = getattr(forward, "before", None)
+        found.append(forward)
+    return tuple(found)
 
 
 def check_model(model: Any) -> PreTrainedModel:
@@ -196,7 +213,7 @@ def _fingerprint(model: nn.Module) -> int:
             kind = None if weight is None else (weight.shape, weight.dtype, weight.device)
             found.append((name, kind))
         for name, child in module._modules.items():
-            found.append((name, id(child)))
+            found.append((name, id(child), type(child)))
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 queue.append(child)

@@ -12,6 +12,8 @@ from torch.nn import functional
 
 from .norms import NormForm
 
+_MOST_ROWS = 128
+
 
 @dataclass(frozen=True)
 class Input:
@@ -117,6 +119,12 @@ def matrix(module: nn.Module) -> Float[Tensor, "d_in d_out"] | None:
     if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point():
         return None
     return weight.detach().T if isinstance(module, nn.Linear) else weight.detach()
+
+
+def some_rows(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The same rows of matrices, 128 or fewer, evenly spread: as many as tell what a map is."""
+    step = -(-len(tensors[0]) // _MOST_ROWS)
+    return tuple(tensor[:: max(1, step)] for tensor in tensors)
 
 
 def not_linear(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .attach import AttentionCall
 from .columns import Candidate, Claims, Matches, Pool, match_columns, tolerance
 from .norms import is_norm, read_norm
-from .source_parts import Input, Part, Source, matrix, not_linear
+from .source_parts import Input, Part, Source, matrix, not_linear, some_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +28,8 @@ def equal(a: Tensor, b: Tensor) -> bool:
     """Whether both hold the same numbers, in whatever shape."""
     return a.numel() == b.numel() and torch.equal(a.reshape(b.shape), b.to(a.dtype))
 
+
+_POSITIONS = 8  # that are compared: enough to see a rotation, of images with many more
 
 _Output = tuple[Event, Candidate, Tensor]
 _Pools = tuple[list[_Output], list[_Output], Pool]
@@ -54,9 +56,8 @@ class Segment:
 
     def source(self, kind: str, claims: Claims) -> Source:
         """Where the call's "q", "k" or "v" comes from; `claims` keeps what is taken already."""
-        heads = getattr(self.call, kind).roll(-self.place, 2)
-        _, n_heads, self.length, width = heads.shape
-        self.batch = heads.shape[0]
+        heads = self._heads(kind)
+        _, n_heads, _, width = heads.shape
         target = heads.transpose(1, 2).flatten(2)
         linear, candidates, pool = self._pools()
         direct = match_columns(target[:, 0], pool, claims)
@@ -83,8 +84,8 @@ class Segment:
 
     def holds(self, kind: str, known: Source) -> bool:
         """Whether what was found before gives this call's tensor too, by x W + b of its weights."""
-        heads = getattr(self.call, kind).roll(-self.place, 2)
-        self.batch, n_heads, self.length, width = heads.shape
+        heads = self._heads(kind)
+        _, n_heads, _, width = heads.shape
         if known.missing or (n_heads, width) != (known.n_heads, known.width):
             return False
         behind = list(self._before(known.norms, heads))
@@ -174,12 +175,18 @@ class Segment:
         if norm is None:
             return Input(event.name, width, None, None)
         d = norm.y.shape[-1]
-        form = read_norm(norm.module, norm.x.reshape(-1, d), norm.y.reshape(-1, d))
+        form = read_norm(norm.module, *some_rows(norm.x.reshape(-1, d), norm.y.reshape(-1, d)))
         return Input(event.name, width, norm.name, form if d == width else None)
+
+    def _heads(self, kind: str) -> Tensor:
+        """The call's tensor from the compared token on, and the shape to read others by."""
+        heads = getattr(self.call, kind)
+        self.batch, _, self.length, _ = heads.shape
+        return heads.roll(-self.place, 2)[:, :, :_POSITIONS]
 
     def _by_position(self, x: Tensor) -> Tensor | None:
         found = _by_position(x, self.batch, self.length)
-        return None if found is None else found.roll(-self.place, 1)
+        return None if found is None else found.roll(-self.place, 1)[:, :_POSITIONS]
 
     def _inexact(self, part: Part) -> str:
         """What is wrong when a module's output is not x W + b of its own weight."""

@@ -13,7 +13,7 @@ from .attach import AttentionCall
 from .columns import Claims
 from .norms import is_norm
 from .sites import Site
-from .source_parts import SiteSources, Source, not_linear
+from .source_parts import SiteSources, Source, not_linear, some_rows
 from .source_segment import Event, Segment, equal
 
 
@@ -142,7 +142,7 @@ def _follow(
 def _not_output(event: Event, frames: Sequence[_Frame], norms: Sequence[Event]) -> str:
     """Why what leaves the attention is not this module's x W + b."""
     x, y = event.x, event.y
-    flat = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
+    flat = some_rows(x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1]))
     if reason := not_linear(event.name, event.module, *flat):
         return reason
     for frame in frames:

@@ -6,6 +6,8 @@ order, with how many heads, to which keys, and whether hooking them changes the 
 
 from __future__ import annotations
 
+import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,16 +20,25 @@ from .closeness import apart, half_digits
 from .errors import InputError
 from .forward import undisturbed
 from .frames import FULL_ROWS, WITHIN_TOKENS
+from .inline_survey import attending
 from .linear_layers import linear_layers
 from .site_table import SiteTable
 from .sites import Site
 from .survey_calls import attached, list_calls, list_inline, number, run_cut
 from .survey_probe import PROBE_BATCH, is_encoder_decoder, output_of, probe_inputs, run_alone
-from .switch import is_copy, is_switched
+from .switch import is_copy, is_switched, own_implementations
 from .watch import watch_modules
 
 # Their time-mixing modules are named attention.
 _NO_ATTENTION = frozenset({"rwkv"})
+_OF_TRANSFORMERS = (
+    "eager",
+    "sdpa",
+    "flash_attention",
+    "flex_attention",
+    "paged|",
+    "kernels-community/",
+)
 
 
 def examine(model: PreTrainedModel) -> tuple[tuple[Site, ...], float]:
@@ -43,11 +54,13 @@ def examine(model: PreTrainedModel) -> tuple[tuple[Site, ...], float]:
             "for hooks. Copy it outside, or call set_attn_implementation('sdpa') on the copy first."
         )
     _refuse_own_layers(model)
+    _check_implementation(model)
     _check_weights(model)
     inputs = probe_inputs(model)
     exact = torch.autocast(model.device.type, enabled=False)
     with undisturbed(model), torch.no_grad(), exact:
         own = run_alone(model, inputs)
+        _check_again(model, inputs, own)
         try:
             return _checked(model, inputs, own, list_calls)
         except InputError as refused:
@@ -59,8 +72,18 @@ def examine(model: PreTrainedModel) -> tuple[tuple[Site, ...], float]:
                     _with_full_rows(model, inputs) if isinstance(refused, _InexactError) else None
                 )
                 if found is None:
-                    raise _both(refused, error) from error
+                    raise _both(refused, error, _advice(model, error)) from error
                 return found
+
+
+def _check_again(model: PreTrainedModel, inputs: dict[str, Any], own: Tensor) -> None:
+    """Refuse a model that gives something else each time it runs, as those with random masks."""
+    again = output_of(model, inputs)
+    if again.shape != own.shape or not apart(again, own) <= half_digits(own.dtype):
+        raise InputError(
+            f"{type(model).__name__} gives another output each time it runs on the same inputs in "
+            "eval mode, so what hooks change cannot be told from chance. It is not supported."
+        )
 
 
 class _InexactError(InputError):
@@ -98,20 +121,27 @@ def _checked(
     Raises:
         InputError: it does not show all of the model's attention exactly.
     """
-    ran = set[str]()
+    order, ran = list[str](), set[str]()  # all that look like attention, and those of tokens
     likely = {model.get_submodule(name): name for name in _likely_attention(model)}
 
     def note(module: nn.Module, _: Any, output: Any) -> None:
+        order.append(likely[module])
         if not _is_pooled(output):
             ran.add(likely[module])
 
     with _said_plainly(model), watch_modules(likely, note):
         calls, seen = list_calls(model, inputs)
     called = list(dict.fromkeys(site.module for site in calls))
+    pooled = [name for name in dict.fromkeys(order) if name not in ran]
+    if pooled and _reach_tokens(model, inputs, pooled, own):
+        ran.update(pooled)
+        pooled = []
     missed = [n for n in likely.values() if n in ran and not _covered(n, called)]
     linear = linear_layers(model, missed, lambda: output_of(model, inputs))
-    others = {*linear, *(likely[m] for m in likely if m in WITHIN_TOKENS)}
-    _check_calls(model, called, [n for n in likely.values() if n in ran and n not in others])
+    within = {name for name, module in model.named_modules() if module in WITHIN_TOKENS}
+    known = {*linear, *pooled, *within}
+    _check_calls(model, called, [n for n in likely.values() if n in ran and n not in known])
+    _check_code(model, inputs, Counter(site.module for site in calls), known)
     sites = number(calls)
     _check_turns(model, inputs, sites)
     drift = _distance(seen, own)
@@ -123,11 +153,21 @@ def _checked(
     return sites, drift
 
 
-def _both(refused: InputError, inline: InputError) -> InputError:
+def _both(refused: InputError, inline: InputError, advice: str) -> InputError:
     """Why neither way shows a model's heads."""
     if str(inline) in str(refused):
         return refused
-    return InputError(f"{refused} Nor does its own code show them: {inline}")
+    return InputError(f"{refused} Nor does its own code show them: {inline}{advice}")
+
+
+def _advice(model: PreTrainedModel, inline: InputError) -> str:
+    """What may help where a class's own code was seen, but gives something else than the model."""
+    if not isinstance(inline, _InexactError) or set(own_implementations(model)) <= {"eager", None}:
+        return ""
+    return (
+        " Its own code was run eagerly; load the model with attn_implementation='eager', since "
+        "the implementations of a class may differ."
+    )
 
 
 def _refuse_own_layers(model: nn.Module) -> None:
@@ -141,6 +181,17 @@ def _refuse_own_layers(model: nn.Module) -> None:
             "transformers model miss, so its other layers would be numbered without them. Use "
             "attach_layers(model, observers=…, edits=…), which sees the HookedAttention alone."
         )
+
+
+def _check_implementation(model: PreTrainedModel) -> None:
+    """Refuse an attention function of somebody's own, which may do more than a few tokens show."""
+    for name in own_implementations(model):
+        if name is not None and not name.startswith(_OF_TRANSFORMERS):
+            raise InputError(
+                f"{type(model).__name__} attends by {name!r}, which is none of transformers' own "
+                "implementations, and hooks would take its place. Call "
+                "set_attn_implementation('sdpa') or 'eager' first."
+            )
 
 
 @contextmanager
@@ -217,6 +268,62 @@ def _is_pooled(output: Any) -> bool:
     while isinstance(output, tuple | list) and output:
         output = output[0]
     return isinstance(output, Tensor) and output.numel() == PROBE_BATCH * output.shape[-1]
+
+
+def _reach_tokens(
+    model: PreTrainedModel, inputs: dict[str, Any], names: list[str], own: Tensor
+) -> bool:
+    """Whether a token's output changes with what modules give that pool the tokens into one vector.
+
+    One that does not is no layer of the tokens, such as the head behind them (SigLIP).
+    """
+
+    def change(module: nn.Module, args: Any, output: Any) -> Any:
+        if isinstance(output, Tensor):
+            return 1.5 * output + 1
+        return type(output)([1.5 * output[0] + 1, *output[1:]])
+
+    if own.numel() == PROBE_BATCH * own.shape[-1]:  # no token is left in it either
+        own = _tokens_of(model, inputs)
+    handles = [model.get_submodule(name).register_forward_hook(change) for name in names]
+    try:
+        changed = _tokens_of(model, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    own = own if own.shape == changed.shape else _tokens_of(model, inputs)
+    return not torch.equal(own, changed)
+
+
+def _tokens_of(model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
+    """The hidden states of the base model's tokens."""
+    takes = inspect.signature(model.base_model.forward).parameters
+    return model.base_model(**{key: value for key, value in inputs.items() if key in takes})[0]
+
+
+def _check_code(
+    model: PreTrainedModel, inputs: dict[str, Any], calls: Counter[str], known: set[str]
+) -> None:
+    """Refuse attention in the classes' own code that is among no calls, whatever its name.
+
+    Args:
+        model: the model.
+        inputs: of the probe.
+        calls: how often each attention module was called.
+        known: modules whose attention is none of tokens.
+    """
+    for name, count in attending(model, lambda: output_of(model, inputs), PROBE_BATCH).items():
+        own = [module for module in calls if f"{name}.".startswith(f"{module}.")]
+        if (
+            count > sum(calls[module] for module in own)
+            if own
+            else not _covered(name, [*calls, *known])
+        ):
+            raise InputError(
+                f"{type(model).__name__} attends in {name or 'its own forward'} beside the calls "
+                "that hooks see: a softmax over scores there, or a fused attention, goes into a "
+                "product with values. The model is not supported."
+            )
 
 
 def _covered(name: str, called: list[str]) -> bool:

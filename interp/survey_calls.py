@@ -18,6 +18,7 @@ from .errors import InputError
 from .frames import WITHIN_TOKENS, Frame
 from .inline_survey import find_inline
 from .pattern import masked_scores
+from .rows import Rows
 from .signals import reads_signal
 from .site_table import SiteTable
 from .sites import Site
@@ -73,8 +74,14 @@ def _list_registered(model: PreTrainedModel, inputs: dict[str, Any]) -> tuple[li
         sink = "" if call.scores.sinks is None else "logit"
         calls.append(replace(call.site, causal=is_causal(call), sink=sink))
 
-    with hooked(model, Frame(site_of, (record,), (), model)):
+    rows = Rows()
+    with hooked(model, Frame(site_of, (record,), (), model)), rows.watching(model):
         seen = output_of(model, inputs)
+    if reads_signal(model):  # whose number of tokens is known from the calls alone
+        for site in calls:
+            length = tokens.count if site.stack != "dec" else DECODER_TOKENS
+            queries = DECODER_TOKENS if site.stack == "cross" else length
+            rows.check(model.get_submodule(site.module), site.label, PROBE_BATCH, queries or 0)
     return calls, seen
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .errors import InputError
-from .forward import embedding_weight, undisturbed
+from .errors import InputError, one_line
+from .forward import embedding_weight, models_inside, undisturbed
 from .signals import probe_signal, reads_signal, signal_options
 
 PROBE_TOKENS = 8
@@ -80,7 +80,7 @@ def run_alone(model: PreTrainedModel, inputs: dict[str, Any]) -> Tensor:
     except Exception as error:
         raise InputError(
             f"{type(model).__name__} could not run on {PROBE_TOKENS} token ids, before any hook: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {one_line(error)}.{models_inside(model)}"
         ) from error
     if "attention_mask" in inputs and not bool(torch.isfinite(own).all()):
         # transformers' own eager attention is NaN at padded queries in float64

@@ -157,7 +157,12 @@ def weighted_loss(model: LlamaForCausalLM, ids: Tensor, weights: Tensor) -> tupl
 
 
 def train(
-    recipe: Recipe, out: Path, *, checkpoints: int | None = None, progress: Progress | None = None
+    recipe: Recipe,
+    out: Path,
+    *,
+    checkpoints: int | None = None,
+    until: int | None = None,
+    progress: Progress | None = None,
 ) -> LlamaForCausalLM:
     """Train `tiny` and save it with its tokenizer.
 
@@ -165,6 +170,7 @@ def train(
         recipe: seed, steps and rates.
         out: folder for the model; its files appear when training is done.
         checkpoints: also save `out/checkpoints/step-00500` and so on, every so many steps.
+        until: stop after this many of the recipe's steps, with the weights that they leave.
         progress: where loss, speed and remaining time are shown.
 
     Returns:
@@ -177,6 +183,8 @@ def train(
     for step, (ids, weights) in enumerate(text.batches(recipe.shapes(), seed=recipe.seed)):
         if checkpoints and step % checkpoints == 0:
             save(model, tokenizer, out / "checkpoints" / f"step-{step:05d}")
+        if step == until:
+            break
         loss, copies = weighted_loss(
             model, torch.from_numpy(ids), torch.from_numpy(weights).float()
         )
@@ -234,6 +242,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--checkpoints", type=int, metavar="EVERY", help="steps between checkpoints"
     )
+    parser.add_argument("--until", type=int, metavar="STEP", help="stop after this many steps")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
@@ -246,7 +255,10 @@ def main(arguments: list[str] | None = None) -> None:
         TimeRemainingColumn(),
     )
     with Progress(*columns, refresh_per_second=1) as progress:
-        train(recipe, options.out, checkpoints=options.checkpoints, progress=progress)
+        train(
+            recipe, options.out, checkpoints=options.checkpoints, until=options.until,
+            progress=progress,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ..closeness import half_digits
-from ..errors import InputError, one_line
+from ..errors import InputError, one_line, shown
 from ..forward import undisturbed
 from ..signals import reads_signal
 from ..sites import attention_sites, check_model
@@ -54,6 +54,8 @@ def check(
         (True, 'holds')
     """
     known = check_model(model)
+    if tokenizer is not None and not callable(tokenizer):
+        raise InputError(f"the tokenizer is the model's, or None; got {shown(tokenizer)}.")
     if is_switched(known):
         raise InputError(
             f"{type(known).__name__} is inside an attach block, where it does not run as its own. "

@@ -172,6 +172,7 @@ def reason(text: str) -> str:
         (r"no plain linear map takes z", "no plain linear map takes z"),
         (r"where q and k are not seen", "q and k are not seen"),
         (r"equal no output", "its queries, keys or values are no projection's output"),
+        (r"another output each time", "it gives another output each time it runs"),
         (r"differ", "hooked outputs differ from its own"),
     ):
         if re.search(pattern, text):
