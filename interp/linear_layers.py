@@ -25,7 +25,7 @@ _SOFTMAX = ("softmax", "attention", "logsumexp")
 def linear_layers(
     model: PreTrainedModel, names: Sequence[str], run: Callable[[], Any]
 ) -> frozenset[str]:
-    """Those of some modules that are certainly linear attention.
+    """Those of some modules that their config calls linear attention and that take no softmax.
 
     Args:
         model: the model.

@@ -107,6 +107,14 @@ def test_a_sequence_has_the_kinds_of_sequences():
     assert atlas.settings["signals"]["grid"] is None
 
 
+def test_images_without_a_grid_are_told_of(monkeypatch, caplog, vit):
+    """Their tokens are scored as a sequence, and somebody may not want that."""
+    none = np.full((37, 2), -1)
+    monkeypatch.setattr("headatlas.interp.signal_prompts.token_cells", lambda *_: none)
+    assert "offset" in ha.classify(vit, prompts=16).kinds
+    assert "the images' tokens form no grid" in caplog.text
+
+
 def test_without_tokens_outside_the_kind_is_left_out():
     assert "outside_grid" not in ha.classify(build("pooling"), prompts=16).kinds
 
@@ -132,6 +140,7 @@ def test_refusals(vit, tiny):
         (lambda: ha.classify(vit, null_draws=4), "null_draws would go unread"),
         (lambda: ha.classify(vit, inputs=torch.randn(3, 3, 48, 48)), "got 3"),
         (lambda: ha.classify(vit, inputs=[1]), "Got list"),
+        (lambda: ha.classify(vit, torch.randn(16, 3, 48, 48)), "Pass images or sounds as inputs="),
         (lambda: ha.classify(build("whisper")), "several stacks"),
         (lambda: ha.classify(encoder, kinds="grid_row"), "form no grid"),
         (lambda: ha.classify(encoder, kinds="nonsense"), "unknown kind nonsense"),

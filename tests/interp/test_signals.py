@@ -140,6 +140,20 @@ class TestWhisper:
         with pytest.raises(InputError, match=r"decoder_input_ids.*get_encoder"):
             ha.capture(model, None, signals("whisper"))
 
+    def test_ids_of_the_decoder_come_with_the_sounds(self, model):
+        given = {
+            "input_features": signals("whisper"),
+            "decoder_input_ids": torch.tensor([[1, 5]] * 2),
+        }
+        whole = ha.capture(model, None, given)
+        apart = ha.capture(
+            model, None, given["input_features"], decoder_ids=given["decoder_input_ids"]
+        )
+        torch.testing.assert_close(whole["z", 1, "cross"], apart["z", 1, "cross"])
+        assert len(ha.head_statistics(model, None, given)) == 24
+        mean = ha.interventions.mean(model, given, "cross.L1H2")
+        assert ha.run(model, given, mean).logits.shape == (2, 2, 97)
+
     def test_its_encoder_alone(self, model):
         encoder = model.get_encoder()
         cache = ha.capture(encoder, None, signals("whisper"))
@@ -210,6 +224,20 @@ class TestRefusals:
     def test_models_of_text(self, tiny):
         with pytest.raises(InputError, match="neither images nor sounds"):
             ha.token_cells(tiny("llama"), torch.zeros(1, 3, 8, 8))
+
+    def test_models_of_several_modalities(self):
+        from transformers import CLIPConfig, CLIPModel
+
+        tower = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        model = CLIPModel(
+            CLIPConfig(
+                text_config={**tower, "intermediate_size": 16, "vocab_size": 50},
+                vision_config={**tower, "intermediate_size": 16, "image_size": 8, "patch_size": 4},
+            )
+        ).eval()
+        with pytest.raises(InputError, match=r"can be passed alone: text_model, vision_model"):
+            ha.attention_sites(model)
+        assert len(ha.attention_sites(model.vision_model)) == 1
 
     def test_losses_on_text(self):
         model = build("vit")
