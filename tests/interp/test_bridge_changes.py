@@ -48,6 +48,16 @@ def test_weights_changed_in_place_are_followed(pair, family):
     torch.testing.assert_close(ha.run(bridge, IDS).logits, run(bridge), rtol=1e-5, atol=1e-5)
 
 
+def test_a_bias_that_the_bridge_added_is_followed(pair):
+    """An unembedding without bias gets one of zeros, which is a buffer."""
+    _, bridge = pair("llama")
+    ha.attention_sites(bridge)
+    with torch.no_grad():
+        bridge.unembed.b_U.add_(torch.randn(bridge.unembed.b_U.shape))
+    with pytest.raises(InputError, match="computes something else than the LlamaForCausalLM"):
+        ha.attention_sites(bridge)
+
+
 def test_weights_changed_in_the_bridge_alone(pair):
     _, bridge = pair("gpt_neox")  # its rows are interleaved, so that the bridge has copies
     ha.attention_sites(bridge)

@@ -195,6 +195,29 @@ class TestTurns:
         ):
             attention_sites(model)
 
+    def test_another_order_later_is_refused_there(self, tiny):
+        class Choosing(nn.Module):
+            """Which of two modules is first depends on the text."""
+
+            def __init__(self, a, b):
+                super().__init__()
+                self.a, self.b = a, b
+
+            def forward(self, x, **options):
+                first, second = (self.a, self.b) if len(x) > 1 else (self.b, self.a)
+                for layer in (first, second, first, second):
+                    x = layer(x, **options)
+                return x
+
+        model = tiny("llama")
+        model.model.layers = nn.ModuleList([Choosing(*model.model.layers)])
+        sites = attention_sites(model)  # of two texts
+        assert [(site.layer, site.call) for site in sites] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+        with attach(model):
+            model(IDS.expand(2, -1), use_cache=False)
+            with pytest.raises(InputError, match="in another order among the modules"):
+                model(IDS[:1], use_cache=False)
+
 
 class TestWhatNeedsLayersOfTheirOwn:
     def test_removal_is_refused(self, looped):
