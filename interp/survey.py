@@ -60,10 +60,10 @@ def examine(model: PreTrainedModel) -> tuple[tuple[Site, ...], float]:
     exact = torch.autocast(model.device.type, enabled=False)
     with undisturbed(model), torch.no_grad(), exact:
         own = run_alone(model, inputs)
-        _check_again(model, inputs, own)
         try:
             return _checked(model, inputs, own, list_calls)
         except InputError as refused:
+            _check_again(model, inputs, own)
             # the registry does not have it all: what the classes' own code shows may be all
             try:
                 return _checked(model, inputs, own, list_inline)
